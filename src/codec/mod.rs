@@ -1,0 +1,1 @@
+//! Bytes to MQTT control packets and back.

@@ -1,0 +1,59 @@
+//! `mqtt-st-quic`: an MQTT broker whose instances join themselves into a mesh.
+//!
+//! Brokers speak MQTT 3.1, 3.1.1 and 5.0 to clients and one multiplexed QUIC connection (mutual TLS) to each other. A spanning
+//! tree keeps the mesh free of loops; numbered, covered replication keeps it correct. `ARCHITECTURE.md` has the picture.
+//!
+//! The **core** knows no I/O, no clock and no runtime, and compiles with `--no-default-features`. The **shell** (feature `net`)
+//! connects it to sockets.
+//!
+//! | module | duty | side |
+//! |---|---|---|
+//! | [`limits`] | every bound in one place | core |
+//! | [`ids`] | the identities that travel between brokers | core |
+//! | [`metrics`] | what is counted, as plain atomics | core |
+//! | [`config`] | typed configuration, defaults, errors with line and remedy | core |
+//! | [`codec`] | bytes to MQTT control packets and back | core |
+//! | [`topic`] | topic names, filters, the subscription trie | core |
+//! | [`session`] | one client's state and its outbox | core |
+//! | [`router`] | who gets a message: registry, subscriptions, retained | core |
+//! | [`stp`] | the spanning tree as a pure state machine | core |
+//! | [`frame`] | the mesh's wire format | core |
+//! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
+//! | [`shared`] | what every broker knows of every other: broker records, the topology document | core |
+//! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |
+//! | `listener` | accepts clients | shell |
+//! | `connection` | one client: one task, read and write | shell |
+//! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
+//! | `admin` | health, metrics, REST | shell |
+//! | `server` | starts the shell's modules in order, stops them in reverse | shell |
+//! | `cli` | the programs | shell |
+
+pub mod codec;
+pub mod config;
+pub mod frame;
+pub mod ids;
+pub mod limits;
+pub mod metrics;
+pub mod replication;
+pub mod router;
+pub mod session;
+pub mod shared;
+pub mod stp;
+pub mod topic;
+
+#[cfg(feature = "net")]
+pub mod admin;
+#[cfg(feature = "net")]
+pub mod cli;
+#[cfg(feature = "net")]
+pub mod clock;
+#[cfg(feature = "net")]
+pub mod connection;
+#[cfg(feature = "net")]
+pub mod listener;
+#[cfg(feature = "net")]
+pub mod mesh;
+#[cfg(feature = "net")]
+pub mod server;
+#[cfg(feature = "net")]
+pub mod task;

@@ -1,0 +1,73 @@
+//! Every bound in one place, asserted against each other at compile time. What an operator may change is only the default here.
+
+use std::time::Duration;
+
+/// Largest MQTT control packet there can be [MQTT-2.1.4]: four length bytes and one type byte on top.
+pub const MQTT_REMAINING_LENGTH_MAX: u32 = 268_435_455;
+/// Default for `max_packet_size`, bytes of a whole control packet.
+pub const PACKET_BYTES_MAX_DEFAULT: u32 = 64 * 1024 * 1024;
+/// A connection that has not sent its CONNECT may make us hold no more than this many bytes.
+pub const CONNECT_BYTES_MAX: u32 = 512 * 1024;
+/// A client that has not sent a whole CONNECT after this is closed.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Topic levels that a name or filter may have, as Mosquitto's.
+pub const TOPIC_LEVELS_MAX: usize = 200;
+/// User properties in one packet.
+pub const USER_PROPERTIES_MAX: usize = 1_000;
+/// Subscriptions in one SUBSCRIBE or filters in one UNSUBSCRIBE.
+pub const FILTERS_PER_PACKET_MAX: usize = 10_000;
+/// Topic aliases that a client may set on one connection.
+pub const TOPIC_ALIAS_MAX: u16 = 64;
+
+/// Default for `max_inflight_messages`: QoS 1 and 2 messages on their way to one client.
+pub const INFLIGHT_MESSAGES_DEFAULT: u16 = 1_000;
+/// Default for `max_queued_messages` of one session.
+pub const QUEUED_MESSAGES_DEFAULT: usize = 100_000;
+/// Default for `max_queued_bytes` of one session.
+pub const QUEUED_BYTES_DEFAULT: usize = 64 * 1024 * 1024;
+/// Receive Maximum that a broker tells its clients.
+pub const RECEIVE_MAXIMUM: u16 = 1_024;
+/// Encoded bytes that may wait in one outbox before QoS 0 is dropped and QoS 1 and 2 stay in the session's queue.
+pub const OUTBOX_BYTES_MAX: usize = 1024 * 1024;
+/// From this payload size on, receivers share one copy (`hotpath.md`: 256 B copies, 1 KiB shares).
+pub const SHARE_PAYLOAD_BYTES: usize = 1_024;
+/// What one read from a client's socket may bring; the buffer belongs to the worker.
+pub const READ_BYTES: usize = 64 * 1024;
+
+/// Lanes of each QoS class, default and largest.
+pub const LANES_DEFAULT: u8 = 4;
+/// See [`LANES_DEFAULT`].
+pub const LANES_MAX: u8 = 16;
+/// Encoded messages that one ring block holds at most, unless a single message is larger.
+pub const BLOCK_BYTES: usize = 16 * 1024;
+/// Messages that one ring block holds at most: the low bits of a sequence.
+pub const BLOCK_MESSAGES_MAX: usize = 256;
+/// Slots of a lane's ring.
+pub const RING_BLOCKS: usize = 16 * 1024;
+/// Encoded bytes that the rings of one QoS class may hold together; the oldest blocks go first.
+pub const RING_BYTES_DEFAULT: usize = 256 * 1024 * 1024;
+/// What one broker may say at once on a link's control stream.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 256 * 1024;
+/// Covers that one OPEN may carry; more follow in further frames.
+pub const OPEN_COVERS_BYTES_MAX: usize = 64 * 1024;
+/// The longest way through the mesh.
+pub const HOP_MAX: u8 = 255;
+/// Bytes on their way over one link's lanes, at least and at most (`performance.md`, "The mesh link").
+pub const CREDIT_BYTES_MIN: usize = 256 * 1024;
+/// See [`CREDIT_BYTES_MIN`].
+pub const CREDIT_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// QUIC's own send window: above the credit, so that lanes never block on it and control never waits behind them.
+pub const SEND_WINDOW_BYTES: usize = CREDIT_BYTES_MAX + 1024 * 1024;
+/// Links that a broker keeps, default.
+pub const LINKS_MAX_DEFAULT: usize = 8;
+/// Brokers of one mesh of which records are kept.
+pub const BROKERS_MAX: usize = 4_096;
+/// Logs of one origin whose covers are remembered.
+pub const LOGS_PER_ORIGIN_MAX: usize = 8;
+
+const _: () = assert!(BLOCK_MESSAGES_MAX <= 1 << 8, "a sequence keeps eight bits for the place in the block");
+const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);
+const _: () = assert!(OPEN_COVERS_BYTES_MAX < CONTROL_FRAME_BYTES_MAX);
+const _: () = assert!(RING_BLOCKS.is_power_of_two());
+const _: () = assert!(LANES_DEFAULT <= LANES_MAX && LANES_MAX as usize * 2 <= u8::MAX as usize);
+const _: () = assert!(PACKET_BYTES_MAX_DEFAULT <= MQTT_REMAINING_LENGTH_MAX);

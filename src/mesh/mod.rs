@@ -1,0 +1,1 @@
+//! QUIC endpoint, admission, links.

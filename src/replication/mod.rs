@@ -1,0 +1,1 @@
+//! Lane rings, cursors, covers.

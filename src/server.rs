@@ -1,0 +1,1 @@
+//! Starts the shell's modules in order, stops them in reverse.
