@@ -98,6 +98,36 @@ pub struct MessageId {
     pub sequence: u64,
 }
 
+/// One life of a link, as the tree and the replication see it: the peer and the generation of the authenticated pair. A link that comes
+/// back is another port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId {
+    /// The other end.
+    pub peer: BrokerId,
+    /// Counts the links that this process has had; never used twice.
+    pub generation: u64,
+}
+
+/// Names one agreement between a child and its parent: whatever is opened or closed says which. Compared field by field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpenNumber {
+    /// Counts the child's agreements.
+    pub count: u64,
+    /// Who asked.
+    pub child: BrokerId,
+    /// The child's life.
+    pub incarnation: Incarnation,
+}
+
+/// What an OPEN marker says to the tree: the agreement of `mesh.md`, "The spanning tree".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenMark {
+    /// The tree in which the child asked.
+    pub tree: TreeId,
+    /// The agreement.
+    pub number: OpenNumber,
+}
+
 /// A root's claim (802.1D-2004 9.2.5, RootIdentifier, with an epoch before it): the first four fields of the tree id of `mesh.md`,
 /// compared field by field. The higher epoch wins; within an epoch the better root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
