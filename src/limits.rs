@@ -65,6 +65,14 @@ pub const BROKERS_MAX: usize = 4_096;
 /// Logs of one origin whose covers are remembered.
 pub const LOGS_PER_ORIGIN_MAX: usize = 8;
 
+/// Largest and least that `max_packet_size` may be set to, bytes of a whole control packet.
+pub const PACKET_BYTES_MAX: u32 = MQTT_REMAINING_LENGTH_MAX + 5;
+/// See [`PACKET_BYTES_MAX`].
+pub const PACKET_BYTES_MAX_LEAST: u32 = 128;
+/// Default for `max_connections`: clients at once.
+pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
+
+const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);
 const _: () = assert!(BLOCK_MESSAGES_MAX <= 1 << 8, "a sequence keeps eight bits for the place in the block");
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);
 const _: () = assert!(OPEN_COVERS_BYTES_MAX < CONTROL_FRAME_BYTES_MAX);

@@ -1,1 +1,292 @@
-//! Typed configuration.
+//! Typed configuration: what an operator may say, what it means when nothing is said.
+//!
+//! * [`Config`] and its tables are plain data. Their `Default` is the documented default of every key.
+//! * Reading files and the environment is the shell's (`cli`): this module is handed text and gives a [`Config`] or an error that names
+//!   the place and the remedy.
+//! * Keys carry Mosquitto's names where Mosquitto has the thing. A key that has no effect does not exist; an unknown key is an error.
+//!
+//! Specification: `README.md`, "Configuration"; `deploy/broker.toml` has every key with its default, and a test holds it to them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+
+mod units;
+
+pub use units::HostPort;
+
+/// The port of MQTT over TCP.
+pub const MQTT_PORT: u16 = 1883;
+/// The UDP port of the mesh.
+pub const MESH_PORT: u16 = 7883;
+/// The port of [`Admin`].
+pub const ADMIN_PORT: u16 = 9883;
+/// The port of [`Health`].
+pub const HEALTH_PORT: u16 = 9884;
+
+/// Everything that one broker is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The broker's name, unique in its mesh. Empty until the shell has put the host name there.
+    pub name: String,
+    /// The one directory in which the broker writes.
+    pub data_dir: PathBuf,
+    /// Where clients connect; never empty in a loaded configuration.
+    #[serde(rename = "listener")]
+    pub listeners: Vec<Listener>,
+    /// The mesh; `None`: nothing listens, dials or announces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<Mesh>,
+    /// Bounds for every client.
+    pub limits: Limits,
+    /// Probes and metrics that may be open to the network; `None`: not opened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health: Option<Health>,
+    /// The operator's HTTP interface.
+    pub admin: Admin,
+    /// What is logged, and how.
+    pub log: Log,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            data_dir: PathBuf::from("data"),
+            listeners: Vec::new(),
+            mesh: None,
+            limits: Limits::default(),
+            health: None,
+            admin: Admin::default(),
+            log: Log::default(),
+        }
+    }
+}
+
+/// One address at which clients connect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listener {
+    /// Address and port; port 0 is any free one.
+    #[serde(with = "units::socket_addr")]
+    pub bind: SocketAddr,
+    /// What is spoken there.
+    pub protocol: Protocol,
+    /// Whether a client without a user name may connect. Off as in Mosquitto; with no configuration at all, on.
+    pub allow_anonymous: bool,
+    /// Clients at this address at once, on top of [`Limits::max_connections`].
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_count")]
+    pub max_connections: Option<usize>,
+    /// Largest packet in bytes that is accepted here, in place of [`Limits::max_packet_size`].
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_packet_bytes")]
+    pub max_packet_size: Option<u32>,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), MQTT_PORT),
+            protocol: Protocol::Mqtt,
+            allow_anonymous: false,
+            max_connections: None,
+            max_packet_size: None,
+        }
+    }
+}
+
+/// What a [`Listener`] speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// MQTT over plain TCP.
+    #[default]
+    Mqtt,
+}
+
+/// How this broker joins others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mesh {
+    /// The mesh's name; a peer whose certificate names another stays out. Never empty in a loaded configuration.
+    pub name: String,
+    /// The UDP address on which peers are awaited; port 0 is any free one.
+    #[serde(with = "units::socket_addr")]
+    pub listen: SocketAddr,
+    /// Where others are told to find this broker. Empty: they know only the address that they see.
+    pub advertise: Vec<HostPort>,
+    /// Brokers to dial.
+    pub peers: Vec<HostPort>,
+    /// How peers are found; exactly these ways are used.
+    pub discovery: Vec<Discovery>,
+    /// PEM file of the CA that signs the mesh's brokers. `None` only where the certificates come from memory (`demo`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cafile: Option<PathBuf>,
+    /// PEM file of this broker's certificate. See [`Mesh::cafile`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certfile: Option<PathBuf>,
+    /// PEM file of this broker's private key. See [`Mesh::cafile`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keyfile: Option<PathBuf>,
+    /// Which messages cross the mesh.
+    pub replication: ReplicationMode,
+    /// Lower is likelier to become the root (802.1D-2004 17.18.3).
+    pub priority: u16,
+    /// What this broker can carry, as a power of two; more is likelier to become the root among equal priorities. `None`: measured from
+    /// the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u8>,
+    /// A link that is silent for this long says hello.
+    #[serde(with = "units::duration")]
+    pub hello_time: Duration,
+    /// Links that this broker keeps at once.
+    #[serde(deserialize_with = "units::links")]
+    pub max_links: usize,
+    /// The longest way through the mesh, in links.
+    #[serde(deserialize_with = "units::hops")]
+    pub hop_max: u8,
+    /// Ordered streams per QoS class on each link; the same in the whole mesh.
+    #[serde(deserialize_with = "units::lanes")]
+    pub lanes: u8,
+    /// Bytes of QoS 1 and 2 messages, and as many of QoS 0, that are kept for links which lag or come back.
+    #[serde(with = "units::bytes")]
+    pub replay_log_bytes: usize,
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), MESH_PORT),
+            advertise: Vec::new(),
+            peers: Vec::new(),
+            discovery: vec![Discovery::Static, Discovery::Dns],
+            cafile: None,
+            certfile: None,
+            keyfile: None,
+            replication: ReplicationMode::Full,
+            priority: 32_768,
+            capacity: None,
+            hello_time: Duration::from_millis(100),
+            max_links: limits::LINKS_MAX_DEFAULT,
+            hop_max: limits::HOP_MAX,
+            lanes: limits::LANES_DEFAULT,
+            replay_log_bytes: limits::RING_BYTES_DEFAULT,
+        }
+    }
+}
+
+/// A way to find peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Discovery {
+    /// Each of [`Mesh::peers`] is one broker: of the addresses to which its name resolves, the first that answers.
+    Static,
+    /// Every address to which a name in [`Mesh::peers`] resolves is a broker of its own, looked up again and again: the way of a
+    /// Kubernetes headless service.
+    Dns,
+}
+
+/// Which messages cross the mesh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplicationMode {
+    /// Every message goes to every broker.
+    #[default]
+    Full,
+}
+
+/// Bounds for every client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// QoS 1 and 2 messages on their way to one client.
+    #[serde(deserialize_with = "units::inflight")]
+    pub max_inflight_messages: u16,
+    /// Messages that wait for one session.
+    #[serde(deserialize_with = "units::count")]
+    pub max_queued_messages: usize,
+    /// Bytes that wait for one session.
+    #[serde(with = "units::bytes")]
+    pub max_queued_bytes: usize,
+    /// Largest packet in bytes that is accepted.
+    #[serde(serialize_with = "units::bytes::serialize", deserialize_with = "units::packet_bytes")]
+    pub max_packet_size: u32,
+    /// Clients at once, over all listeners.
+    #[serde(deserialize_with = "units::count")]
+    pub max_connections: usize,
+    /// Longest keep alive in seconds; an MQTT 5 client that asks for more, or for none, is told this one. `None`: as each client asks.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::keepalive")]
+    pub max_keepalive: Option<u16>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_inflight_messages: limits::INFLIGHT_MESSAGES_DEFAULT,
+            max_queued_messages: limits::QUEUED_MESSAGES_DEFAULT,
+            max_queued_bytes: limits::QUEUED_BYTES_DEFAULT,
+            max_packet_size: limits::PACKET_BYTES_MAX_DEFAULT,
+            max_connections: limits::CONNECTIONS_DEFAULT,
+            max_keepalive: None,
+        }
+    }
+}
+
+/// `/healthz`, `/readyz` and `/metrics`, and nothing else: safe to open to probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Health {
+    /// Address and port; port 0 is any free one.
+    #[serde(with = "units::socket_addr")]
+    pub bind: SocketAddr,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), HEALTH_PORT) }
+    }
+}
+
+/// The operator's HTTP interface. Loopback only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// Address and port; port 0 is any free one. `None`: loopback and [`ADMIN_PORT`], and no error if that port is taken.
+    #[serde(skip_serializing_if = "Option::is_none", with = "units::optional_socket_addr")]
+    pub bind: Option<SocketAddr>,
+    /// The file with the token. `None`: `admin.token` in [`Config::data_dir`], made at the first start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// What is logged to stderr, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// A `tracing` filter: `info`, or `info,mqtt_st_quic::stp=debug`.
+    pub filter: String,
+    /// How a line looks.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { filter: "info".to_owned(), format: LogFormat::Text }
+    }
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
