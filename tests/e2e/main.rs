@@ -1,0 +1,11 @@
+//! Real `mqtt-st-quic` processes on free ports, looked at from outside.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
+)]

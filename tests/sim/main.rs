@@ -1,0 +1,14 @@
+//! Simulations of the core under virtual time, and the check of the crate's structure. Nothing here opens a socket, sleeps or waits;
+//! every random run prints its seed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test fails by panicking and prints what it found; no peer reaches this code"
+)]
+
+#[path = "../architecture.rs"]
+mod architecture;
