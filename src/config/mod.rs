@@ -15,8 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
+mod error;
+mod load;
+mod rules;
 mod units;
 
+pub use error::{ConfigError, Place};
+pub use load::{ENVIRONMENT_PREFIX, Override, Sources};
 pub use units::HostPort;
 
 /// The port of MQTT over TCP.

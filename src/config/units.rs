@@ -188,13 +188,29 @@ fn split_number(text: &str) -> Option<(u64, &str)> {
     Some((digits.parse().ok()?, unit.trim_start()))
 }
 
-fn between<'de, D: Deserializer<'de>, N: TryFrom<i64>>(from: D, least: i64, most: i64) -> Result<N, D::Error> {
-    let number = i64::deserialize(from)?;
-    let wrong = || D::Error::custom(format!("{number} is out of range; it must be from {least} to {most}"));
-    if !(least..=most).contains(&number) {
-        return Err(wrong());
+/// A number from `least` to `most`.
+struct Between {
+    least: i64,
+    most: i64,
+}
+
+impl Visitor<'_> for Between {
+    type Value = i64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a number from {} to {}", self.least, self.most)
     }
-    N::try_from(number).map_err(|_| wrong())
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<i64, E> {
+        let within = (self.least..=self.most).contains(&value);
+        if within { Ok(value) } else { Err(E::invalid_value(serde::de::Unexpected::Signed(value), &self)) }
+    }
+}
+
+/// `least` to `most` must be numbers that `N` has.
+fn between<'de, D: Deserializer<'de>, N: TryFrom<i64>>(from: D, least: i64, most: i64) -> Result<N, D::Error> {
+    let number = from.deserialize_i64(Between { least, most })?;
+    N::try_from(number).map_err(|_| D::Error::invalid_value(serde::de::Unexpected::Signed(number), &Between { least, most }))
 }
 
 /// More than any machine has of anything that is counted.
@@ -243,4 +259,44 @@ pub(super) fn packet_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D:
 
 pub(super) fn optional_packet_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     packet_bytes(from).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_sizes_read_back() {
+        for ms in [0, 1, 999, 1_000, 1_500, 60_000, 3_600_000, 86_400_000, 90_000] {
+            let duration = Duration::from_millis(ms);
+            assert_eq!(duration_of(&duration_text(duration)), Some(duration));
+        }
+        for bytes in [0, 1, 1_000, 1_024, 1_536, 1 << 20, 3 << 30, u64::MAX] {
+            assert_eq!(bytes_of(&bytes_text(bytes)), Some(bytes));
+        }
+    }
+
+    #[test]
+    fn malformed_numbers_are_none() {
+        for text in ["", "5", "ms", "-1s", "1.5s", "1x", "99999999999999999999s", "999999999999999999d", " 1s", "1s "] {
+            assert_eq!(duration_of(text), None, "{text}");
+        }
+        for text in ["", "5", "MiB", "-1B", "1TiB", "99999999999999999999B", "99999999999GiB"] {
+            assert_eq!(bytes_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_ports() {
+        for (text, host, port) in
+            [("a", "a", 7883), ("a:1", "a", 1), ("1.2.3.4:5", "1.2.3.4", 5), ("[::1]", "::1", 7883), ("[fe80::1]:9", "fe80::1", 9)]
+        {
+            let parsed: HostPort = text.parse().expect(text);
+            assert_eq!((parsed.host.as_str(), parsed.port), (host, port));
+            assert_eq!(parsed.to_string().parse(), Ok(parsed));
+        }
+        for text in ["", ":1", "a:", "a:x", "a:0", "a:65536", "a b:1", "::1", "[::1", "[::1]x", "[a]:1", "http://a:1"] {
+            assert!(text.parse::<HostPort>().is_err(), "{text}");
+        }
+    }
 }

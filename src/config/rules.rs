@@ -1,0 +1,89 @@
+//! What must hold between keys that are each right by themselves.
+
+use std::time::Duration;
+
+use super::{Admin, Config, Listener, Mesh};
+
+/// The first rule that `config` breaks: the key, dotted, and what is wrong with it.
+pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
+    check_name("name", &config.name)?;
+    check_listeners(&config.listeners)?;
+    check_admin(&config.admin)?;
+    if let Some(mesh) = &config.mesh {
+        check_mesh(mesh)?;
+        check_log_holds_packets(config, mesh)?;
+    }
+    Ok(())
+}
+
+/// Names stand in certificates, file names, topics and drawings.
+const NAME_BYTES_MAX: usize = 64;
+
+fn check_name(key: &str, name: &str) -> Result<(), (String, String)> {
+    let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let problem = match name {
+        "" => "is missing".to_owned(),
+        name if name.len() > NAME_BYTES_MAX => format!("is {} bytes long; it may have {NAME_BYTES_MAX}", name.len()),
+        name if !name.chars().all(good) || name.starts_with(['-', '.']) => {
+            format!("`{name}` may hold letters, digits, `-`, `_` and `.` only, and begins with none of `-` and `.`")
+        }
+        _ => return Ok(()),
+    };
+    Err((key.to_owned(), problem))
+}
+
+fn check_listeners(listeners: &[Listener]) -> Result<(), (String, String)> {
+    for (index, listener) in listeners.iter().enumerate() {
+        let twin = listeners.iter().take(index).position(|other| other.bind == listener.bind && listener.bind.port() != 0);
+        if let Some(twin) = twin {
+            let problem = format!("{} is the address of listener {twin} already; each needs its own", listener.bind);
+            return Err((format!("listener.{index}.bind"), problem));
+        }
+    }
+    Ok(())
+}
+
+fn check_admin(admin: &Admin) -> Result<(), (String, String)> {
+    match admin.bind {
+        Some(bind) if !bind.ip().is_loopback() => Err((
+            "admin.bind".to_owned(),
+            format!(
+                "{bind} is not a loopback address, and the admin interface has no TLS; bind it to 127.0.0.1, and open [health] to probes \
+                 and metrics"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Quicker hellos than this are noise; slower ones than this are no detection.
+const HELLO_TIMES: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(10);
+
+fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
+    check_name("mesh.name", &mesh.name)?;
+    for (key, file) in [("cafile", &mesh.cafile), ("certfile", &mesh.certfile), ("keyfile", &mesh.keyfile)] {
+        if file.is_none() {
+            let problem = "is missing; `mqtt-st-quic certs ca` and `certs broker` make what cafile, certfile and keyfile name";
+            return Err((format!("mesh.{key}"), problem.to_owned()));
+        }
+    }
+    if !HELLO_TIMES.contains(&mesh.hello_time) {
+        return Err(("mesh.hello_time".to_owned(), format!("{:?} is out of range; it must be from 10ms to 10s", mesh.hello_time)));
+    }
+    Ok(())
+}
+
+/// A publisher waits while a link lags by half the log: the largest packet must fit below that with something to spare.
+fn check_log_holds_packets(config: &Config, mesh: &Mesh) -> Result<(), (String, String)> {
+    let packet =
+        config.listeners.iter().filter_map(|listener| listener.max_packet_size).fold(config.limits.max_packet_size, u32::max);
+    let least = u64::from(packet) * 4;
+    if (mesh.replay_log_bytes as u64) < least {
+        let problem = format!(
+            "{} bytes are too few; it must hold four of the largest packets, {least} bytes (limits.max_packet_size is {packet})",
+            mesh.replay_log_bytes
+        );
+        return Err(("mesh.replay_log_bytes".to_owned(), problem));
+    }
+    Ok(())
+}
