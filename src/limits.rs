@@ -62,6 +62,12 @@ pub const SEND_WINDOW_BYTES: usize = CREDIT_BYTES_MAX + 1024 * 1024;
 pub const LINKS_MAX_DEFAULT: usize = 8;
 /// Brokers of one mesh of which records are kept.
 pub const BROKERS_MAX: usize = 4_096;
+/// Links in one broker record.
+pub const RECORD_LINKS_MAX: usize = 256;
+/// Addresses in one broker record.
+pub const RECORD_ADDRESSES_MAX: usize = 16;
+/// Any one text in a broker record, bytes.
+pub const RECORD_TEXT_BYTES_MAX: usize = 256;
 /// Logs of one origin whose covers are remembered.
 pub const LOGS_PER_ORIGIN_MAX: usize = 8;
 

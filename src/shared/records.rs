@@ -1,0 +1,318 @@
+//! Broker records: what each broker says of itself and of its links, flooded over control streams, kept by everybody.
+//!
+//! Only its broker writes a record. Of two with the same broker the one with the higher (incarnation, sequence) holds, so that the order
+//! in which they arrive does not matter. A record that is not renewed expires. On the wire it is JSON: fields that a newer version adds
+//! are skipped by an older one.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{BrokerId, Incarnation};
+use crate::limits;
+
+/// What one broker says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BrokerRecord {
+    /// Whose record this is.
+    pub id: BrokerId,
+    /// In which life it was written.
+    pub incarnation: Incarnation,
+    /// Counts the records of one incarnation.
+    pub sequence: u64,
+    /// The broker's name.
+    pub name: String,
+    /// Where it can be dialled, as `host:port`; empty: where peers see it.
+    pub addresses: Vec<String>,
+    /// Version of the program.
+    pub version: String,
+    /// Claim to the root, lower is better (802.1D-2004 17.18.3).
+    pub priority: u16,
+    /// Claim to the root among equal priorities, as a power of two.
+    pub capacity: u8,
+    /// The root of its tree.
+    pub root: BrokerId,
+    /// How often its tree was another since it started.
+    pub changes: u64,
+    /// The last time that it was.
+    pub last_change: LastChange,
+    /// Its links, up and lately lost.
+    pub links: Vec<LinkRecord>,
+}
+
+/// The last change of a broker's tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastChange {
+    /// Milliseconds since the Unix epoch, by the clock of the broker that tells it.
+    pub at: u64,
+    /// Why, in words.
+    pub cause: String,
+}
+
+/// One end of a link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkRecord {
+    /// The other end.
+    pub peer: BrokerId,
+    /// Its name.
+    pub name: String,
+    /// What the link is to the tree.
+    pub role: LinkRole,
+    /// Whether data flows.
+    pub state: LinkState,
+    /// What a way over it costs.
+    pub cost: u32,
+    /// Round trip, microseconds.
+    pub rtt_us: u64,
+    /// Share of packets lost, 0 to 1.
+    pub loss: f64,
+}
+
+/// What a link is to the tree at one end (802.1D-2004 17.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkRole {
+    /// Leads to the root.
+    Root,
+    /// Leads away from it.
+    Designated,
+    /// Another way, not in use.
+    Alternate,
+    /// Down.
+    Disabled,
+}
+
+/// Whether a link carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// Messages flow.
+    Forwarding,
+    /// Up and held in reserve.
+    Blocked,
+    /// Lost.
+    Down,
+}
+
+/// Why a record is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Not JSON, or not a record.
+    #[error("broker record: {0}")]
+    Json(#[from] serde_json::Error),
+    /// More than a broker can have.
+    #[error("broker record of {id} with {what}")]
+    Bounds {
+        /// Whose.
+        id: BrokerId,
+        /// What is too large.
+        what: &'static str,
+    },
+}
+
+impl BrokerRecord {
+    /// The wire form.
+    ///
+    /// # Errors
+    /// None that a record of ours can cause; the serializer's are passed on.
+    pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        Ok(serde_json::to_vec(self)?)
+    }
+
+    /// Reads the wire form. The length of `bytes` is bounded by the control frame that brought it.
+    ///
+    /// # Errors
+    /// What is not a record, or is larger than one can be.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let record: Self = serde_json::from_slice(bytes)?;
+        let long = |text: &String| text.len() > limits::RECORD_TEXT_BYTES_MAX;
+        let what = if record.links.len() > limits::RECORD_LINKS_MAX {
+            "too many links"
+        } else if record.addresses.len() > limits::RECORD_ADDRESSES_MAX {
+            "too many addresses"
+        } else if [&record.name, &record.version, &record.last_change.cause]
+            .into_iter()
+            .chain(&record.addresses)
+            .chain(record.links.iter().map(|link| &link.name))
+            .any(long)
+        {
+            "too long a text"
+        } else if record.links.iter().any(|link| !(0.0..=1.0).contains(&link.loss)) {
+            "a loss that is no share"
+        } else {
+            return Ok(record);
+        };
+        Err(RecordError::Bounds { id: record.id, what })
+    }
+
+    fn version_key(&self) -> (Incarnation, u64) {
+        (self.incarnation, self.sequence)
+    }
+}
+
+/// What a record that arrived was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// News: to be passed on.
+    New,
+    /// Known already, or older than what is known.
+    Known,
+    /// Says of this broker what this broker did not say: another life of it, or another process with its name.
+    OfOurselves,
+    /// There is no room for another broker.
+    Full,
+}
+
+/// The records of all brokers but our own.
+#[derive(Debug)]
+pub struct Records {
+    own: BrokerId,
+    expire_after: Duration,
+    records: BTreeMap<BrokerId, Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    record: BrokerRecord,
+    renewed: Instant,
+}
+
+impl Records {
+    /// No records yet; `own` is whose record is never taken from others.
+    #[must_use]
+    pub fn new(own: BrokerId, expire_after: Duration) -> Self {
+        Self { own, expire_after, records: BTreeMap::new() }
+    }
+
+    /// Takes a record in, if it is news.
+    pub fn merge(&mut self, record: BrokerRecord, now: Instant) -> Merge {
+        if record.id == self.own {
+            return Merge::OfOurselves;
+        }
+        let full = self.records.len() >= limits::BROKERS_MAX;
+        match self.records.get_mut(&record.id) {
+            Some(held) if held.record.version_key() >= record.version_key() => Merge::Known,
+            Some(held) => {
+                *held = Held { record, renewed: now };
+                Merge::New
+            }
+            None if full => Merge::Full,
+            None => {
+                self.records.insert(record.id, Held { record, renewed: now });
+                Merge::New
+            }
+        }
+    }
+
+    /// Forgets what was not renewed in time. Says whether anything went.
+    pub fn expire(&mut self, now: Instant) -> bool {
+        let before = self.records.len();
+        self.records.retain(|_, held| now.saturating_duration_since(held.renewed) < self.expire_after);
+        self.records.len() < before
+    }
+
+    /// The highest life known of a broker.
+    #[must_use]
+    pub fn incarnation(&self, of: BrokerId) -> Option<Incarnation> {
+        self.records.get(&of).map(|held| held.record.incarnation)
+    }
+
+    /// All records, by broker id.
+    pub fn iter(&self) -> impl Iterator<Item = &BrokerRecord> {
+        self.records.values().map(|held| &held.record)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) fn record(id: u64, sequence: u64) -> BrokerRecord {
+        BrokerRecord {
+            id: BrokerId(id),
+            incarnation: Incarnation(1),
+            sequence,
+            name: format!("b{id}"),
+            addresses: vec!["b.example:7883".to_owned()],
+            version: "0.1.0".to_owned(),
+            priority: 32_768,
+            capacity: 3,
+            root: BrokerId(1),
+            changes: 1,
+            last_change: LastChange { at: 5, cause: "started".to_owned() },
+            links: Vec::new(),
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do: the tests count from it")]
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn the_newest_holds_in_whatever_order() {
+        let now = now();
+        let mut newer_life = record(2, 1);
+        newer_life.incarnation = Incarnation(2);
+        let writes = [record(2, 1), record(2, 7), newer_life.clone()];
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
+            for which in order {
+                records.merge(writes[which].clone(), now);
+            }
+            assert_eq!(records.iter().collect::<Vec<_>>(), [&newer_life]);
+            assert_eq!(records.merge(newer_life.clone(), now), Merge::Known);
+            assert_eq!(records.incarnation(BrokerId(2)), Some(Incarnation(2)));
+        }
+    }
+
+    #[test]
+    fn a_record_of_ourselves_is_told_and_not_kept() {
+        let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
+        assert_eq!(records.merge(record(1, 1), now()), Merge::OfOurselves);
+        assert_eq!(records.iter().count(), 0);
+    }
+
+    #[test]
+    fn what_is_not_renewed_expires() {
+        let start = now();
+        let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
+        records.merge(record(2, 1), start);
+        records.merge(record(3, 1), start);
+        records.merge(record(3, 2), start + Duration::from_secs(59));
+        assert!(!records.expire(start + Duration::from_secs(59)));
+        assert!(records.expire(start + Duration::from_secs(60)));
+        assert_eq!(records.iter().map(|r| r.id.0).collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn the_wire_form_is_bounded_and_skips_what_it_does_not_know() {
+        let good = record(2, 1);
+        let text = String::from_utf8(good.encode().unwrap()).unwrap();
+        let newer = text.replacen('{', "{\"of_a_newer_version\":[1],", 1);
+        assert_eq!(BrokerRecord::decode(newer.as_bytes()).unwrap(), good);
+        assert!(BrokerRecord::decode(b"{}").is_err());
+
+        let link = LinkRecord {
+            peer: BrokerId(9),
+            name: String::new(),
+            role: LinkRole::Root,
+            state: LinkState::Forwarding,
+            cost: 1,
+            rtt_us: 1,
+            loss: 0.0,
+        };
+        let mut crowded = good.clone();
+        crowded.links = vec![link.clone(); limits::RECORD_LINKS_MAX + 1];
+        let mut wordy = good.clone();
+        wordy.links = vec![LinkRecord { name: "x".repeat(limits::RECORD_TEXT_BYTES_MAX + 1), ..link.clone() }];
+        let mut lossy = good.clone();
+        lossy.links = vec![LinkRecord { loss: 1.5, ..link }];
+        let mut everywhere = good;
+        everywhere.addresses = vec![String::new(); limits::RECORD_ADDRESSES_MAX + 1];
+        for bad in [crowded, wordy, lossy, everywhere] {
+            assert!(matches!(BrokerRecord::decode(&bad.encode().unwrap()), Err(RecordError::Bounds { .. })));
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The topology document (`/api/v1/topology`): the whole mesh as any one broker knows it.
+//!
+//! It is a pure function of the broker records, its own among them, and sorted: once the records have gone round, every broker of a
+//! component draws the same document. Brokers that no chain of live links reaches are left out; a link that one end has lost stays in it
+//! as `down` for as long as that end remembers it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::records::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState};
+use crate::ids::{BrokerId, Incarnation};
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Topology {
+    /// The mesh's name.
+    pub mesh: String,
+    /// The name of the tree's root.
+    pub root: String,
+    /// Every broker that can be reached, by name.
+    pub brokers: Vec<TopologyBroker>,
+    /// Every link of theirs, by the names of its ends.
+    pub links: Vec<TopologyLink>,
+    /// How often the tree changed, as the root counts.
+    pub changes: u64,
+    /// The last time that it did, as the root tells it.
+    pub last_change: LastChange,
+}
+
+/// One broker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopologyBroker {
+    /// Its name.
+    pub name: String,
+    /// Its identity, for as long as it keeps the name.
+    pub id: BrokerId,
+    /// Its present life.
+    pub incarnation: Incarnation,
+    /// Its claim to the root, lower is better.
+    pub priority: u16,
+    /// What it can carry, as a power of two.
+    pub capacity: u8,
+    /// The version of its program.
+    pub version: String,
+}
+
+/// One link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TopologyLink {
+    /// The end whose name comes first.
+    pub a: String,
+    /// The other.
+    pub b: String,
+    /// Whether both ends let messages through.
+    pub state: LinkState,
+    /// What it is at `a`.
+    pub role_a: LinkRole,
+    /// What it is at `b`.
+    pub role_b: LinkRole,
+    /// The higher of the costs at its ends.
+    pub cost: u32,
+    /// The shorter of the round trips measured at its ends, microseconds.
+    pub rtt_us: u64,
+    /// The higher of the losses measured at its ends, 0 to 1.
+    pub loss: f64,
+}
+
+impl Topology {
+    /// Draws the document as the broker of `own` sees it.
+    #[must_use]
+    pub fn draw<'a>(mesh: &str, own: &'a BrokerRecord, others: impl IntoIterator<Item = &'a BrokerRecord>) -> Self {
+        let mut records: BTreeMap<BrokerId, &BrokerRecord> = others.into_iter().map(|record| (record.id, record)).collect();
+        records.insert(own.id, own);
+        let reached = reach(own.id, &records);
+        records.retain(|id, _| reached.contains(id));
+
+        let root = records.get(&own.root).copied();
+        let teller = root.unwrap_or(own);
+        let mut brokers: Vec<_> = records.values().map(|record| TopologyBroker::of(record)).collect();
+        brokers.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+        Self {
+            mesh: mesh.to_owned(),
+            root: root.map_or_else(|| own.root.to_string(), |root| root.name.clone()),
+            brokers,
+            links: links(&records),
+            changes: teller.changes,
+            last_change: teller.last_change.clone(),
+        }
+    }
+}
+
+impl TopologyBroker {
+    fn of(record: &BrokerRecord) -> Self {
+        Self {
+            name: record.name.clone(),
+            id: record.id,
+            incarnation: record.incarnation,
+            priority: record.priority,
+            capacity: record.capacity,
+            version: record.version.clone(),
+        }
+    }
+}
+
+/// Everybody to whom a chain of links leads that are up at both ends.
+fn reach(from: BrokerId, records: &BTreeMap<BrokerId, &BrokerRecord>) -> BTreeSet<BrokerId> {
+    let up = |id: BrokerId| records.get(&id).into_iter().flat_map(|r| &r.links).filter(|link| link.state != LinkState::Down);
+    let mut reached = BTreeSet::from([from]);
+    let mut ahead = vec![from];
+    while let Some(here) = ahead.pop() {
+        for link in up(here) {
+            if up(link.peer).any(|back| back.peer == here) && reached.insert(link.peer) {
+                ahead.push(link.peer);
+            }
+        }
+    }
+    reached
+}
+
+fn links(records: &BTreeMap<BrokerId, &BrokerRecord>) -> Vec<TopologyLink> {
+    let mut pairs: BTreeMap<(BrokerId, BrokerId), [Option<&LinkRecord>; 2]> = BTreeMap::new();
+    let mut names: BTreeMap<BrokerId, &str> = BTreeMap::new();
+    for record in records.values() {
+        for link in &record.links {
+            let low = record.id <= link.peer;
+            let [first, second] = pairs.entry(if low { (record.id, link.peer) } else { (link.peer, record.id) }).or_default();
+            *if low { first } else { second } = Some(link);
+            names.entry(link.peer).or_insert(&link.name);
+        }
+    }
+    names.extend(records.values().map(|record| (record.id, record.name.as_str())));
+    let mut drawn: Vec<_> = pairs.into_iter().filter_map(|((low, high), ends)| draw_link(&names, [low, high], ends)).collect();
+    drawn.sort_by(|x, y| (&x.a, &x.b).cmp(&(&y.a, &y.b)));
+    drawn
+}
+
+fn draw_link(names: &BTreeMap<BrokerId, &str>, ids: [BrokerId; 2], ends: [Option<&LinkRecord>; 2]) -> Option<TopologyLink> {
+    let [low_name, high_name] = ids.map(|id| names.get(&id).copied().unwrap_or_default());
+    let told = || ends.into_iter().flatten();
+    let state = match ends.map(|end| end.map(|link| link.state)) {
+        [Some(LinkState::Forwarding), Some(LinkState::Forwarding)] => LinkState::Forwarding,
+        [Some(one), Some(other)] if one != LinkState::Down && other != LinkState::Down => LinkState::Blocked,
+        _ => LinkState::Down,
+    };
+    let role = |end: Option<&LinkRecord>| match (state, end) {
+        (LinkState::Down, _) | (_, None) => LinkRole::Disabled,
+        (_, Some(link)) => link.role,
+    };
+    let [low, high] = ends;
+    let in_order = low_name <= high_name;
+    let (a, role_a, b, role_b) =
+        if in_order { (low_name, role(low), high_name, role(high)) } else { (high_name, role(high), low_name, role(low)) };
+    Some(TopologyLink {
+        a: a.to_owned(),
+        b: b.to_owned(),
+        state,
+        role_a,
+        role_b,
+        cost: told().map(|link| link.cost).max()?,
+        rtt_us: told().map(|link| link.rtt_us).min()?,
+        loss: told().map(|link| link.loss).fold(0.0, f64::max),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records::tests::record;
+    use super::*;
+
+    fn linked(id: u64, sequence: u64, links: &[(u64, LinkRole, LinkState, u64)]) -> BrokerRecord {
+        let links = links.iter().map(|&(peer, role, state, rtt_us)| LinkRecord {
+            peer: BrokerId(peer),
+            name: format!("b{peer}"),
+            role,
+            state,
+            cost: u32::try_from(rtt_us).unwrap(),
+            rtt_us,
+            loss: 0.0,
+        });
+        BrokerRecord { links: links.collect(), changes: id * 10, ..record(id, sequence) }
+    }
+
+    use LinkRole::{Alternate, Designated, Disabled, Root};
+    use LinkState::{Blocked, Down, Forwarding};
+
+    #[test]
+    fn every_broker_of_a_component_draws_the_same() {
+        let all = [
+            linked(1, 1, &[(2, Designated, Forwarding, 5), (3, Designated, Forwarding, 7), (9, Disabled, Down, 1)]),
+            linked(2, 1, &[(1, Root, Forwarding, 6), (3, Designated, Forwarding, 9)]),
+            linked(3, 1, &[(2, Alternate, Blocked, 8), (1, Root, Forwarding, 7)]),
+            // Gone: its record lingers and still speaks of a live link.
+            linked(9, 1, &[(1, Root, Forwarding, 1)]),
+        ];
+        let drawn: Vec<_> = (0..3).map(|own| Topology::draw("m", &all[own], all.iter().filter(|r| r.id != all[own].id))).collect();
+        assert_eq!(drawn[0], drawn[1]);
+        assert_eq!(drawn[0], drawn[2]);
+        let document = &drawn[0];
+        assert_eq!((document.root.as_str(), document.changes), ("b1", 10));
+        assert_eq!(document.brokers.iter().map(|b| b.name.as_str()).collect::<Vec<_>>(), ["b1", "b2", "b3"]);
+        let links: Vec<_> =
+            document.links.iter().map(|l| (l.a.as_str(), l.b.as_str(), l.state, l.role_a, l.role_b, l.cost, l.rtt_us)).collect();
+        assert_eq!(
+            links,
+            [
+                ("b1", "b2", Forwarding, Designated, Root, 6, 5),
+                ("b1", "b3", Forwarding, Designated, Root, 7, 7),
+                ("b1", "b9", Down, Disabled, Disabled, 1, 1),
+                ("b2", "b3", Blocked, Designated, Alternate, 9, 8),
+            ]
+        );
+    }
+
+    #[test]
+    fn alone_it_is_its_own_root() {
+        let own = BrokerRecord { root: BrokerId(4), ..record(4, 1) };
+        let document = Topology::draw("m", &own, []);
+        assert_eq!((document.root.as_str(), document.brokers.len(), document.links.len()), ("b4", 1, 0));
+    }
+}
