@@ -34,6 +34,9 @@ pub const SHARE_PAYLOAD_BYTES: usize = 1_024;
 /// What one read from a client's socket may bring; the buffer belongs to the worker.
 pub const READ_BYTES: usize = 64 * 1024;
 
+/// What all retained messages together may take, their overhead included.
+pub const RETAINED_BYTES_MAX: usize = 1024 * 1024 * 1024;
+
 /// Lanes of each QoS class, default and largest.
 pub const LANES_DEFAULT: u8 = 4;
 /// See [`LANES_DEFAULT`].

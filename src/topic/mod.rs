@@ -1,18 +1,20 @@
-//! Topic names, topic filters, and the trie that finds the filters that match a name.
+//! Topic names, topic filters, and the tries that find the filters that match a name and the names that match a filter.
 //!
 //! It is: MQTT's grammar of names and filters, and matching. It is not: who may publish or subscribe (`auth`), what `$SYS` or `$share`
 //! mean to a session (`router`), nor the rules of UTF-8 strings and their length, which `codec` has enforced before a string comes here
 //! [MQTT-1.5.4-1, 1.5.4-2, 4.7.3-2, 4.7.3-3].
 //!
 //! Invariants: names and filters are compared byte by byte, without normalisation or folding [MQTT-4.7.3-4]; an empty level is a level
-//! (`a//b` has three, `/a` two); [`matches`] and [`SubscriptionTrie`] agree on every name and filter.
+//! (`a//b` has three, `/a` two); [`matches`], [`SubscriptionTrie`] and [`NameTrie`] agree on every name and filter.
 //!
 //! Specification: MQTT 5.0, sections 4.7 (names and filters) and 4.8.2 (shared subscriptions); statements are cited by its numbers.
 
+mod name_trie;
 mod small_map;
-mod trie;
+mod subscription_trie;
 
-pub use trie::SubscriptionTrie;
+pub use name_trie::NameTrie;
+pub use subscription_trie::SubscriptionTrie;
 
 use crate::limits::TOPIC_LEVELS_MAX;
 
@@ -158,6 +160,8 @@ fn excerpt(text: &str) -> Box<str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -255,6 +259,15 @@ mod tests {
         ("a/b", "a//b", false),
         ("é/+", "é/x", true),
     ];
+
+    /// Few levels of few letters, so that names meet filters.
+    pub(super) fn filter() -> impl Strategy<Value = String> {
+        ("(a|b|\\+||\\$s)(/(a|b|\\+|)){0,3}(/#)?|#").prop_filter("empty", |filter| !filter.is_empty())
+    }
+
+    pub(super) fn name() -> impl Strategy<Value = String> {
+        ("(a|b||\\$s)(/(a|b|c|)){0,4}").prop_filter("empty", |name| !name.is_empty())
+    }
 
     #[test]
     fn matching() {

@@ -187,7 +187,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::{matches, parse_filter, tests::MATCHES};
+    use super::super::tests::{MATCHES, filter, name};
+    use super::super::{matches, parse_filter};
     use super::*;
 
     fn found<K: Copy + Eq + Hash + Ord, V: Copy + Ord>(trie: &SubscriptionTrie<K, V>, name: &str) -> Vec<(K, V)> {
@@ -246,15 +247,6 @@ mod tests {
         trie.remove(&deep, &1);
         trie.remove(&format!("{deep}/#"), &1);
         assert!(trie.root.is_empty());
-    }
-
-    /// Few levels of few letters, so that names meet filters.
-    fn filter() -> impl Strategy<Value = String> {
-        ("(a|b|\\+||\\$s)(/(a|b|\\+|)){0,3}(/#)?|#").prop_filter("empty", |filter| !filter.is_empty())
-    }
-
-    fn name() -> impl Strategy<Value = String> {
-        ("(a|b||\\$s)(/(a|b|c|)){0,4}").prop_filter("empty", |name| !name.is_empty())
     }
 
     proptest! {

@@ -1,0 +1,303 @@
+//! Retained messages: the last one of each topic, kept for subscriptions to come.
+//!
+//! It holds what it is given and finds it by filter. Whether a publish retains, deletes or neither [MQTT-3.3.1-5 to 3.3.1-8], and which
+//! subscriptions are sent anything [MQTT-3.3.1-9 to 3.3.1-11], is the router's to say.
+//!
+//! Publishes that do not retain never come here, so one lock is enough; whoever holds it does no more than walk the trie or drop a
+//! bounded number of messages. It is a leaf in the lock order.
+//!
+//! Invariants: the bytes held never exceed the bound; every message with an expiry stands in the expiry index exactly once and no other
+//! does; what has expired is never handed out, whether or not it has been swept yet.
+//!
+//! Specification: MQTT 5.0, sections 3.3.1.3 (RETAIN) and 3.3.2.3.3 (Message Expiry Interval).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::RwLock;
+
+use crate::limits::RETAINED_BYTES_MAX;
+use crate::session::StoredMessage;
+use crate::topic::NameTrie;
+
+/// What a retained message costs beside its own bytes: its place in the trie, its counters, its allocations. Counted, so that many
+/// small messages are bounded as well.
+const OVERHEAD_BYTES: usize = 256;
+/// Messages that one turn of the sweep drops before it lets others to the lock.
+const SWEEP_TURN: usize = 1_024;
+
+/// There is no room for another retained message: reason code 0x97.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no room for {bytes} more bytes of retained messages: {held} of {bytes_max} are taken")]
+pub struct RetainedFull {
+    /// What the message needs.
+    pub bytes: usize,
+    /// What the others take.
+    pub held: usize,
+    /// The bound.
+    pub bytes_max: usize,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct RetainedStore {
+    inner: RwLock<Inner>,
+    bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    by_topic: NameTrie<Entry>,
+    /// The messages that expire, soonest first.
+    by_expiry: BTreeMap<ExpiryKey, Arc<StoredMessage>>,
+    bytes: usize,
+    /// Tells messages that expire at the same instant apart.
+    stored_count: u64,
+}
+
+type ExpiryKey = (Instant, u64);
+
+#[derive(Debug)]
+struct Entry {
+    message: Arc<StoredMessage>,
+    expiry: Option<ExpiryKey>,
+}
+
+impl RetainedStore {
+    /// A store without messages that holds at most `bytes_max` bytes, overhead included.
+    #[must_use]
+    pub fn new(bytes_max: usize) -> Self {
+        Self { inner: RwLock::default(), bytes_max }
+    }
+
+    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5].
+    ///
+    /// # Errors
+    /// When there is no room. The old message is gone all the same: it is no longer what was published last.
+    pub fn set(&self, message: Arc<StoredMessage>) -> Result<(), RetainedFull> {
+        let mut inner = self.inner.write();
+        let replaced = inner.remove(&message.topic);
+        let (bytes, held) = (cost(&message), inner.bytes);
+        let fits = held.saturating_add(bytes) <= self.bytes_max;
+        if fits {
+            inner.insert(message);
+        }
+        drop(inner);
+        drop(replaced); // a large payload is freed outside the lock
+        if fits { Ok(()) } else { Err(RetainedFull { bytes, held, bytes_max: self.bytes_max }) }
+    }
+
+    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6].
+    pub fn remove(&self, topic: &str) {
+        let removed = self.inner.write().remove(topic);
+        drop(removed); // a large payload is freed outside the lock
+    }
+
+    /// The messages whose topic `filter` (checked, without a share name) matches and that have not expired, in no particular order.
+    #[must_use]
+    pub fn matching(&self, filter: &str, now: Instant) -> Vec<Arc<StoredMessage>> {
+        let mut found = Vec::new();
+        self.inner.read().by_topic.for_each_match(filter, |entry| {
+            if entry.message.expires_at.is_none_or(|at| at > now) {
+                found.push(Arc::clone(&entry.message));
+            }
+        });
+        found
+    }
+
+    /// Drops what has expired, so that it costs no memory until somebody subscribes, and returns how many that were.
+    pub fn sweep_expired(&self, now: Instant) -> usize {
+        let mut swept = 0;
+        loop {
+            let turn = self.inner.write().take_expired(now);
+            swept += turn.len();
+            if turn.len() < SWEEP_TURN {
+                return swept;
+            }
+        }
+    }
+
+    /// How many messages are kept.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.inner.read().by_topic.len()
+    }
+
+    /// What they take, overhead included.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.inner.read().bytes
+    }
+}
+
+impl Default for RetainedStore {
+    fn default() -> Self {
+        Self::new(RETAINED_BYTES_MAX)
+    }
+}
+
+impl Inner {
+    fn insert(&mut self, message: Arc<StoredMessage>) {
+        self.stored_count += 1;
+        let expiry = message.expires_at.map(|at| (at, self.stored_count));
+        if let Some(key) = expiry {
+            self.by_expiry.insert(key, Arc::clone(&message));
+        }
+        self.bytes += cost(&message);
+        let topic = Arc::clone(&message);
+        self.by_topic.insert(&topic.topic, Entry { message, expiry });
+    }
+
+    fn remove(&mut self, topic: &str) -> Option<Arc<StoredMessage>> {
+        let Entry { message, expiry } = self.by_topic.remove(topic)?;
+        if let Some(key) = expiry {
+            self.by_expiry.remove(&key);
+        }
+        self.bytes -= cost(&message);
+        Some(message)
+    }
+
+    /// At most one turn's worth, for the caller to drop outside the lock.
+    fn take_expired(&mut self, now: Instant) -> Vec<Arc<StoredMessage>> {
+        let mut taken = Vec::new();
+        while let Some(first) = self.by_expiry.first_entry()
+            && first.key().0 <= now
+            && taken.len() < SWEEP_TURN
+        {
+            let message = Arc::clone(first.get());
+            taken.extend(self.remove(&message.topic));
+        }
+        taken
+    }
+}
+
+fn cost(message: &StoredMessage) -> usize {
+    message.len().saturating_add(OVERHEAD_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::codec::QoS;
+
+    fn message(topic: &str, payload: &str, expires_at: Option<Instant>) -> Arc<StoredMessage> {
+        Arc::new(StoredMessage {
+            topic: topic.into(),
+            payload: Bytes::copy_from_slice(payload.as_bytes()),
+            qos: QoS::AtLeastOnce,
+            retain: true,
+            expires_at,
+            properties: Bytes::new(),
+        })
+    }
+
+    fn payloads(store: &RetainedStore, filter: &str, now: Instant) -> Vec<String> {
+        let text = |message: &Arc<StoredMessage>| String::from_utf8(message.payload.to_vec()).unwrap();
+        let mut payloads: Vec<_> = store.matching(filter, now).iter().map(text).collect();
+        payloads.sort();
+        payloads
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+    fn any_instant() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn the_last_message_of_a_topic_is_kept_until_it_is_removed() {
+        let (store, now) = (RetainedStore::default(), any_instant());
+        store.set(message("a/b", "1", None)).unwrap();
+        store.set(message("a/b", "2", None)).unwrap();
+        store.set(message("a/b/c", "3", None)).unwrap();
+        store.set(message("$SYS/x", "4", None)).unwrap();
+        for (filter, expected) in
+            [("a/b", vec!["2"]), ("a/b/#", vec!["2", "3"]), ("#", vec!["2", "3"]), ("+/+", vec!["2"]), ("$SYS/#", vec!["4"])]
+        {
+            assert_eq!(payloads(&store, filter, now), expected, "{filter:?}");
+        }
+        store.remove("a/b");
+        store.remove("never/there");
+        assert_eq!(payloads(&store, "a/#", now), ["3"]);
+        assert_eq!(store.count(), 2);
+    }
+
+    #[test]
+    fn what_has_expired_is_not_handed_out_and_is_swept() {
+        let (store, now) = (RetainedStore::default(), any_instant());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        store.set(message("soon", "1", Some(at(1)))).unwrap();
+        store.set(message("later", "2", Some(at(5)))).unwrap();
+        store.set(message("never", "3", None)).unwrap();
+        store.set(message("replaced", "4", Some(at(1)))).unwrap();
+        store.set(message("replaced", "5", None)).unwrap();
+        assert_eq!(payloads(&store, "#", at(0)), ["1", "2", "3", "5"]);
+        assert_eq!(payloads(&store, "#", at(1)), ["2", "3", "5"], "expired, though not swept");
+        assert_eq!((store.sweep_expired(at(0)), store.sweep_expired(at(1)), store.sweep_expired(at(1))), (0, 1, 0));
+        assert_eq!((store.sweep_expired(at(9)), store.count()), (1, 2));
+    }
+
+    #[test]
+    fn a_sweep_takes_all_in_turns() {
+        let (store, now) = (RetainedStore::default(), any_instant());
+        let many = 2 * SWEEP_TURN + 1;
+        for number in 0..many {
+            store.set(message(&format!("t/{number}"), "x", Some(now))).unwrap();
+        }
+        assert_eq!(store.sweep_expired(now), many);
+        assert_eq!((store.count(), store.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_full_store_refuses_and_keeps_nothing_stale() {
+        let (first, now) = (message("a", "old", None), any_instant());
+        let room = cost(&first);
+        let store = RetainedStore::new(room);
+        store.set(first).unwrap();
+        assert_eq!(store.set(message("b", "", None)), Err(RetainedFull { bytes: OVERHEAD_BYTES + 1, held: room, bytes_max: room }));
+        assert_eq!(payloads(&store, "#", now), ["old"]);
+        assert!(store.set(message("a", "larger", None)).is_err());
+        assert_eq!((payloads(&store, "#", now).len(), store.bytes()), (0, 0), "`old` is not what was published last");
+        assert_eq!(store.set(message("b", "ok", None)), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_map(steps in prop::collection::vec(("[abc]", prop::option::of((0_u64..5, "[xyz]{1,3}")), 0_u64..4), 1..100)) {
+            let (store, now) = (RetainedStore::default(), any_instant());
+            let at = |seconds| now + Duration::from_secs(seconds);
+            let mut model = BTreeMap::new();
+            for (topic, what, clock) in steps {
+                match what {
+                    None => {
+                        store.remove(&topic);
+                        model.remove(&topic);
+                    }
+                    Some((0, payload)) => {
+                        store.set(message(&topic, &payload, None)).unwrap();
+                        model.insert(topic, (u64::MAX, payload));
+                    }
+                    Some((expiry, payload)) => {
+                        store.set(message(&topic, &payload, Some(at(expiry)))).unwrap();
+                        model.insert(topic, (expiry, payload));
+                    }
+                }
+                let mut expected: Vec<_> =
+                    model.values().filter(|(expiry, _)| *expiry > clock).map(|(_, payload)| payload.clone()).collect();
+                expected.sort();
+                prop_assert_eq!(payloads(&store, "#", at(clock)), expected);
+                store.sweep_expired(at(clock));
+                model.retain(|_, (expiry, _)| *expiry > clock);
+                prop_assert_eq!(store.count(), model.len());
+                prop_assert_eq!(store.bytes(), model.iter().map(|(topic, (_, payload))| topic.len() + payload.len() + OVERHEAD_BYTES).sum::<usize>());
+                let inner = store.inner.read();
+                prop_assert_eq!(inner.by_expiry.len(), model.values().filter(|(expiry, _)| *expiry != u64::MAX).count());
+            }
+        }
+    }
+}
