@@ -81,6 +81,9 @@ pub const PACKET_BYTES_MAX_LEAST: u32 = 128;
 /// Default for `max_connections`: clients at once.
 pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
 
+/// Highest tree epoch that a peer may name: so far from anything a mesh can reach that counting on from it never overflows.
+pub const EPOCH_MAX: u64 = u64::MAX / 2;
+
 const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);
 const _: () = assert!(BLOCK_MESSAGES_MAX <= 1 << 8, "a sequence keeps eight bits for the place in the block");
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);

@@ -13,7 +13,7 @@ pub struct Bpdu {
     pub number: u64,
     /// The sender's tree; it only ever grows.
     pub tree: TreeId,
-    /// The sender's cost to the root of `tree`, 0 at the root (802.1D-2004 17.19.7, RootPathCost). `None`: the sender has no way to the
+    /// The sender's cost to the root of `tree`, 0 at the root (802.1D-2004 17.5, the root path cost). `None`: the sender has no way to the
     /// root and offers none.
     pub distance: Option<u32>,
     /// Links between the sender and the root; meaningless without a distance.

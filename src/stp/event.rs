@@ -167,6 +167,8 @@ pub enum ChangeCause {
     ParentLost,
     /// A cheaper way within the same tree.
     CheaperWay,
+    /// A broker that was too far away from the root found a shorter way.
+    InReach,
     /// This broker is the root and was asked for a new epoch, because somebody knows a cheaper way.
     EpochRequested,
 }
@@ -181,6 +183,7 @@ impl ChangeCause {
             Self::WorseRoot => "worse root",
             Self::ParentLost => "parent lost",
             Self::CheaperWay => "cheaper way",
+            Self::InReach => "in reach",
             Self::EpochRequested => "epoch requested",
         }
     }

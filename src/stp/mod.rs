@@ -1,7 +1,372 @@
-//! The spanning tree.
+//! The spanning tree: which links carry data, so that every message has one way to every broker (MQTT-ST; after IEEE 802.1D-2004
+//! clause 17, rapid spanning tree over point-to-point links).
+//!
+//! Sans-IO: [`Stp::handle`] takes what happened and the time, and says what to do; [`Stp::poll_timeout`] says when it wants to be
+//! called again. The broker and the simulator in `tests/sim` run the same code. It is not the data plane: it asks for lanes to be
+//! opened and closed, and never sees what flows in them.
+//!
+//! | file | machine | 802.1D-2004 |
+//! |---|---|---|
+//! | `port` | what was heard and said on a port | 17.26 Port Transmit, 17.27 Port Information |
+//! | `selection` | the tree, the way to its root, who may be a parent | 17.28 Port Role Selection |
+//! | `agreement` | lanes of a port: OPEN, its answer, CLOSE | 17.29 Port Role Transitions, 17.30 Port State Transition |
+//! | `epoch` | how often a new epoch is asked for and opened | none |
+//!
+//! # Invariants
+//! 1. A broker's tree id only ever grows; it claims an epoch at most once.
+//! 2. Its *bound* is the least (distance, id) that it has had in its present tree, and within that tree only falls.
+//! 3. It takes a new parent only in a greater tree, or if what that parent says is below its own bound.
+//!
+//! Order brokers by tree id, the greater first, and within a tree by bound, the lesser first. A parent's word was true when it was
+//! said, and by 1 and 2 its sender has since only moved forward in this order. By 3 everybody is therefore behind its parent, at
+//! every instant and however late the words are, so that parent pointers form no cycle. Nothing ages, nothing counts to infinity,
+//! and the root that died is left with the tree it named.
+//!
+//! 4. At most one port has lanes open for an agreement in which this broker is the child. It asks at its Root port only when the lanes
+//!    of the former one have confirmed that their CLOSE is written.
+//!
+//! # Deviations
+//! - An epoch goes before the root's identifier (9.2.5): a broker with no feasible parent opens the next one with itself as root, and
+//!   a better broker that hears it the one after. 802.1D lets the information of a dead root age instead (17.19.22, portTimes).
+//! - Every port transmits, not only the Designated one, and only when there is something new: the control stream is reliable and
+//!   the link has a detection of its own, so that there is no hello, no message age and no TxHoldCount (17.13.12).
+//! - The OPEN marker in the lanes replaces the proposal and agreement flags (17.29.2, 17.29.3), and no sync wave runs through the tree
+//!   before a port forwards: acyclic parents and the replication's covers make it needless.
+//! - No topology change notices (17.31): nothing is learnt from traffic.
 
+mod agreement;
 mod bpdu;
+mod epoch;
 mod event;
+mod port;
+mod selection;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
 
 pub use bpdu::Bpdu;
 pub use event::{ChangeCause, Input, Output, PeerError, Role, StpConfig};
+
+use crate::ids::{BrokerId, OpenMark, OpenNumber, PortId, TreeId};
+use crate::limits;
+use epoch::EpochRequests;
+use port::Port;
+use selection::{Decision, Place, Way};
+
+/// One broker's end of the spanning tree.
+#[derive(Debug)]
+pub struct Stp {
+    config: StpConfig,
+    place: Place,
+    /// The highest epoch that was ever heard of or claimed.
+    epoch_max: u64,
+    requests: EpochRequests,
+    /// Counts this broker's agreements as a child.
+    open_count: u64,
+    /// Ordered, so that the same inputs give the same outputs. The shell bounds how many there are (`mesh.max_links`).
+    ports: BTreeMap<PortId, Port>,
+    changes: u64,
+    last_cause: ChangeCause,
+}
+
+impl Stp {
+    /// A broker that has just started: alone, and the root of its own tree.
+    #[must_use]
+    pub fn new(config: StpConfig) -> Self {
+        let epoch = 1;
+        Self {
+            config,
+            place: Place::root(TreeId { epoch, root: config.claim }),
+            epoch_max: epoch,
+            requests: EpochRequests::new(config.epoch_interval),
+            open_count: 0,
+            ports: BTreeMap::new(),
+            changes: 0,
+            last_cause: ChangeCause::Started,
+        }
+    }
+
+    /// Takes one input and appends to `out` what is to be done about it. `now` never goes back.
+    pub fn handle(&mut self, input: Input, now: Instant, out: &mut Vec<Output>) {
+        match input {
+            Input::LinkUp { port, cost, rtt } => self.link_up(port, cost, rtt, out),
+            Input::LinkDown { port } => self.link_down(port, out),
+            Input::Cost { port, cost, rtt } => {
+                if let Some(port) = self.ports.get_mut(&port) {
+                    port.measured(cost, rtt);
+                }
+            }
+            Input::Bpdu { port, bpdu } => self.bpdu(port, &bpdu, now, out),
+            Input::OpenReceived { port, open } => self.open_received(port, open, out),
+            Input::CloseReceived { port, number } => self.close_received(port, number, out),
+            Input::LanesClosed { port, number } => {
+                if let Some(port) = self.ports.get_mut(&port) {
+                    port.agreement.lanes_closed(number);
+                }
+            }
+            Input::Timeout => {}
+        }
+        self.select(out);
+        let ask_parent = self.request_epoch(now, out);
+        self.transmit(ask_parent, out);
+        self.close_lanes(out);
+        self.answer_open(out);
+        self.open_lanes(now, out);
+        self.show_ports(out);
+    }
+
+    /// When [`Input::Timeout`] is due; a moment that has passed means at once.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let request = self.requests.due();
+        let repeat = self.root_port().and_then(|root| self.ports.get(&root)).and_then(|port| port.agreement.repeat_at());
+        [request, repeat].into_iter().flatten().min()
+    }
+
+    /// The tree this broker belongs to.
+    #[must_use]
+    pub fn tree(&self) -> TreeId {
+        self.place.tree
+    }
+
+    /// Whether this broker is the root of its tree.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.place.way == Way::Root
+    }
+
+    /// The cost of the way to the root; `None` without a way (see [`Self::is_out_of_reach`]).
+    #[must_use]
+    pub fn distance(&self) -> Option<u32> {
+        self.place.distance()
+    }
+
+    /// The port that leads to the root.
+    #[must_use]
+    pub fn root_port(&self) -> Option<PortId> {
+        self.place.root_port()
+    }
+
+    /// Whether a greater tree is heard of, but only from brokers that are `hop_max` links away from its root: this broker stays outside
+    /// and says so, because a tree that is too deep would lose messages to the hop limit.
+    #[must_use]
+    pub fn is_out_of_reach(&self) -> bool {
+        self.place.way == Way::None || self.offers().any(|offer| offer.hops >= self.config.hop_max && offer.tree > self.place.tree)
+    }
+
+    /// Every port that is up, its role, and whether it forwards.
+    pub fn ports(&self) -> impl Iterator<Item = (PortId, Role, bool)> {
+        self.ports.iter().map(|(&id, port)| (id, self.role_of(id, port), port.agreement.is_agreed()))
+    }
+
+    /// A port's role; [`Role::Disabled`] if it is not up.
+    #[must_use]
+    pub fn role(&self, port: PortId) -> Role {
+        self.ports.get(&port).map_or(Role::Disabled, |found| self.role_of(port, found))
+    }
+
+    /// How often this broker's tree or parent has changed, and why the last time.
+    #[must_use]
+    pub fn changes(&self) -> (u64, ChangeCause) {
+        (self.changes, self.last_cause)
+    }
+
+    fn id(&self) -> BrokerId {
+        self.config.claim.id
+    }
+
+    fn link_up(&mut self, id: PortId, cost: NonZeroU32, rtt: Duration, out: &mut Vec<Output>) {
+        let former: Vec<PortId> = self.ports.keys().copied().filter(|port| port.peer == id.peer).collect();
+        for port in former {
+            self.link_down(port, out);
+        }
+        self.ports.insert(id, Port::new(cost, rtt));
+    }
+
+    fn link_down(&mut self, id: PortId, out: &mut Vec<Output>) {
+        if self.ports.remove(&id).is_some() {
+            out.push(Output::PortState { port: id, role: Role::Disabled, forwarding: false });
+        }
+    }
+
+    /// rcvInfo (802.1D-2004 17.21.8).
+    fn bpdu(&mut self, id: PortId, bpdu: &Bpdu, now: Instant, out: &mut Vec<Output>) {
+        let Some(port) = self.ports.get_mut(&id) else { return };
+        if bpdu.tree.epoch > limits::EPOCH_MAX {
+            let error = PeerError::EpochOutOfRange { epoch: bpdu.tree.epoch };
+            out.push(Output::Refuse { port: id, error });
+            return;
+        }
+        if !port.receive(bpdu) {
+            return;
+        }
+        self.epoch_max = self.epoch_max.max(bpdu.tree.epoch);
+        if bpdu.request_epoch && bpdu.tree == self.place.tree {
+            self.requests.received(now);
+        }
+    }
+
+    fn open_received(&mut self, id: PortId, open: OpenMark, out: &mut Vec<Output>) {
+        let own = self.id();
+        let Some(port) = self.ports.get_mut(&id) else { return };
+        let child = open.number.child;
+        if child == own {
+            port.agreement.receive_answer(open.number);
+        } else if child == id.peer {
+            port.agreement.receive_question(open);
+        } else {
+            out.push(Output::Refuse { port: id, error: PeerError::ForeignAgreement { number: open.number } });
+        }
+    }
+
+    fn close_received(&mut self, id: PortId, number: OpenNumber, out: &mut Vec<Output>) {
+        let own = self.id();
+        let Some(port) = self.ports.get_mut(&id) else { return };
+        if number.child == own || number.child == id.peer {
+            port.agreement.void(number);
+        } else {
+            out.push(Output::Refuse { port: id, error: PeerError::ForeignAgreement { number } });
+        }
+    }
+
+    fn offers(&self) -> impl Iterator<Item = selection::Offer> {
+        self.ports.iter().filter_map(|(&id, port)| port.offer(id))
+    }
+
+    /// updtRolesTree (802.1D-2004 17.21.25).
+    fn select(&mut self, out: &mut Vec<Output>) {
+        let before = (self.place.tree, self.place.root_port());
+        let cause = match self.place.decide(&self.config, self.offers()) {
+            Decision::Stay => return,
+            Decision::Claim(cause) => {
+                self.claim();
+                cause
+            }
+            Decision::Follow(offer, cause) => {
+                self.place.follow(&offer, self.id());
+                cause
+            }
+            Decision::Detach => {
+                self.place.detach();
+                ChangeCause::ParentLost
+            }
+        };
+        self.changed(before, cause, out);
+    }
+
+    fn claim(&mut self) {
+        self.epoch_max = self.epoch_max.saturating_add(1);
+        self.place = Place::root(TreeId { epoch: self.epoch_max, root: self.config.claim });
+    }
+
+    fn changed(&mut self, before: (TreeId, Option<PortId>), cause: ChangeCause, out: &mut Vec<Output>) {
+        let tree = self.place.tree;
+        if (tree, self.place.root_port()) == before {
+            return;
+        }
+        self.changes += 1;
+        self.last_cause = cause;
+        if tree != before.0 {
+            self.requests.forget();
+            out.push(Output::TreeChanged { tree, is_root: self.is_root(), cause });
+        }
+    }
+
+    /// Whether a cheaper way is known that this tree forbids.
+    fn knows_cheaper_way(&self) -> bool {
+        self.offers().any(|offer| self.place.is_cheaper_but_infeasible(&offer, self.config.hop_max))
+    }
+
+    /// Opens a new epoch if this broker is the root and was asked to; else says whether to ask the parent now.
+    fn request_epoch(&mut self, now: Instant, out: &mut Vec<Output>) -> bool {
+        self.requests.wish(self.knows_cheaper_way(), now);
+        if !self.requests.take(now) {
+            return false;
+        }
+        let is_root = self.is_root();
+        if is_root {
+            let before = (self.place.tree, None);
+            self.claim();
+            self.changed(before, ChangeCause::EpochRequested, out);
+        }
+        !is_root
+    }
+
+    /// Port Transmit (802.1D-2004 17.26).
+    fn transmit(&mut self, ask_parent: bool, out: &mut Vec<Output>) {
+        let root_port = self.place.root_port();
+        for (&id, port) in &mut self.ports {
+            let request_epoch = ask_parent && root_port == Some(id);
+            if let Some(bpdu) = port.transmit(&self.place, request_epoch) {
+                out.push(Output::SendBpdu { port: id, bpdu });
+            }
+        }
+    }
+
+    /// Closes what the present roles no longer bear: agreements that either end voided, ours as a child on what is no longer the Root
+    /// port, ours as a parent on what has become it.
+    fn close_lanes(&mut self, out: &mut Vec<Output>) {
+        let (own, root_port) = (self.id(), self.place.root_port());
+        for (&id, port) in &mut self.ports {
+            let Some(number) = port.agreement.open_number() else { continue };
+            let is_child = number.child == own;
+            if port.agreement.is_void(number) || is_child != (root_port == Some(id)) {
+                port.agreement.close(number);
+                out.push(Output::CloseLanes { port: id, number });
+            }
+        }
+    }
+
+    /// As a parent, answers children whose question stands and names our tree.
+    fn answer_open(&mut self, out: &mut Vec<Output>) {
+        let root_port = self.place.root_port();
+        for (&id, port) in &mut self.ports {
+            if root_port == Some(id) {
+                continue;
+            }
+            if let Some(open) = port.agreement.answer(self.place.tree) {
+                out.push(Output::AnswerOpen { port: id, open });
+            }
+        }
+    }
+
+    /// As a child, asks at the Root port once nothing of a former agreement is open; asks again until it is answered.
+    fn open_lanes(&mut self, now: Instant, out: &mut Vec<Output>) {
+        let (own, tree) = (self.id(), self.place.tree);
+        let Some(root_port) = self.place.root_port() else { return };
+        let settled = self.ports.iter().all(|(&id, port)| id == root_port || !port.agreement.binds(own));
+        let Some(port) = self.ports.get_mut(&root_port) else { return };
+        let repeat_at = now + self.config.hello.max(2 * port.rtt);
+        let open = if settled && port.agreement.is_closed() {
+            self.open_count += 1;
+            let number = OpenNumber { count: self.open_count, child: own, incarnation: self.config.claim.incarnation };
+            Some(port.agreement.ask(OpenMark { tree, number }, repeat_at))
+        } else {
+            port.agreement.ask_again(tree, now, repeat_at)
+        };
+        if let Some(open) = open {
+            out.push(Output::OpenLanes { port: root_port, open });
+        }
+    }
+
+    /// Port roles (802.1D-2004 17.7).
+    fn role_of(&self, id: PortId, port: &Port) -> Role {
+        if self.place.root_port() == Some(id) {
+            Role::Root
+        } else if port.agreement.is_agreed() || port.is_behind(&self.place, self.id(), id.peer) {
+            Role::Designated
+        } else {
+            Role::Alternate
+        }
+    }
+
+    fn show_ports(&mut self, out: &mut Vec<Output>) {
+        let shown: Vec<_> = self.ports().collect();
+        for ((id, role, forwarding), port) in shown.into_iter().zip(self.ports.values_mut()) {
+            if port.show(role, forwarding) {
+                out.push(Output::PortState { port: id, role, forwarding });
+            }
+        }
+    }
+}
