@@ -21,9 +21,10 @@ use crate::limits::RETAINED_BYTES_MAX;
 use crate::session::StoredMessage;
 use crate::topic::NameTrie;
 
-/// What a retained message costs beside its own bytes: its place in the trie, its counters, its allocations. Counted, so that many
-/// small messages are bounded as well.
-const OVERHEAD_BYTES: usize = 256;
+/// What a retained message costs beside its bytes: counters, indexes, allocations. Counted, so that many small ones are bounded too.
+const MESSAGE_OVERHEAD_BYTES: usize = 256;
+/// What each level of its topic costs in the trie beside its text, where no other topic shares it.
+const LEVEL_OVERHEAD_BYTES: usize = 128;
 /// Messages that one turn of the sweep drops before it lets others to the lock.
 const SWEEP_TURN: usize = 1_024;
 
@@ -172,8 +173,10 @@ impl Inner {
     }
 }
 
+/// An upper bound: levels that topics share are counted for each.
 fn cost(message: &StoredMessage) -> usize {
-    message.len().saturating_add(OVERHEAD_BYTES)
+    let levels = message.topic.split('/').count();
+    message.len() + message.topic.len() + levels * LEVEL_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
 }
 
 #[cfg(test)]
@@ -254,12 +257,20 @@ mod tests {
     }
 
     #[test]
+    fn a_deep_topic_costs_its_levels() {
+        let (flat, deep) = ("l".repeat(199), ["l"; 100].join("/"));
+        assert!(cost(&message(&deep, "", None)) > cost(&message(&flat, "", None)) + 99 * size_of::<NameTrie<Entry>>());
+    }
+
+    #[test]
     fn a_full_store_refuses_and_keeps_nothing_stale() {
         let (first, now) = (message("a", "old", None), any_instant());
         let room = cost(&first);
         let store = RetainedStore::new(room);
         store.set(first).unwrap();
-        assert_eq!(store.set(message("b", "", None)), Err(RetainedFull { bytes: OVERHEAD_BYTES + 1, held: room, bytes_max: room }));
+        let second = message("b", "x", None);
+        let refused = RetainedFull { bytes: cost(&second), held: room, bytes_max: room };
+        assert_eq!(store.set(second), Err(refused));
         assert_eq!(payloads(&store, "#", now), ["old"]);
         assert!(store.set(message("a", "larger", None)).is_err());
         assert_eq!((payloads(&store, "#", now).len(), store.bytes()), (0, 0), "`old` is not what was published last");
@@ -294,7 +305,8 @@ mod tests {
                 store.sweep_expired(at(clock));
                 model.retain(|_, (expiry, _)| *expiry > clock);
                 prop_assert_eq!(store.count(), model.len());
-                prop_assert_eq!(store.bytes(), model.iter().map(|(topic, (_, payload))| topic.len() + payload.len() + OVERHEAD_BYTES).sum::<usize>());
+                let bytes = model.iter().map(|(topic, (_, payload))| cost(&message(topic, payload, None))).sum::<usize>();
+                prop_assert_eq!(store.bytes(), bytes);
                 let inner = store.inner.read();
                 prop_assert_eq!(inner.by_expiry.len(), model.values().filter(|(expiry, _)| *expiry != u64::MAX).count());
             }
