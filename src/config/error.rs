@@ -12,7 +12,7 @@ pub enum ConfigError {
     #[error("{place}: {key}{problem}{remedy}\n{excerpt}", key = Prefix(.key), remedy = Remedy(.remedy), excerpt = .place.excerpt)]
     File {
         /// Where.
-        place: Place,
+        place: Box<Place>,
         /// The key in which it is, dotted; empty outside any.
         key: String,
         /// What is wrong there.

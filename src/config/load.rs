@@ -188,7 +188,7 @@ impl<'a> Document<'a> {
                 "this looks like a mosquitto.conf, and importing one is not possible yet; deploy/broker.toml has every key"
                     .to_owned()
             });
-            ConfigError::File { place, key: String::new(), problem: error.message().replace('\n', "; "), remedy }
+            ConfigError::File { place: place.into(), key: String::new(), problem: error.message().replace('\n', "; "), remedy }
         })?;
         Ok(Self { name, text, tree })
     }
@@ -205,7 +205,7 @@ impl<'a> Document<'a> {
         let span = error.span().unwrap_or_default();
         let problem = error.message().replace('\n', "; ");
         let key = key_at(self.tree.get_ref(), &span).unwrap_or_default();
-        ConfigError::File { place: Place::new(self.name, self.text, &span), key, remedy: suggestion(&problem), problem }
+        ConfigError::File { place: Place::new(self.name, self.text, &span).into(), key, remedy: suggestion(&problem), problem }
     }
 
     /// Where `key`, dotted, stands, or the nearest table around it.

@@ -17,7 +17,7 @@ pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
 }
 
 /// Names stand in certificates, file names, topics and drawings.
-const NAME_BYTES_MAX: usize = 64;
+const NAME_BYTES_MAX: usize = 63;
 
 fn check_name(key: &str, name: &str) -> Result<(), (String, String)> {
     let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');

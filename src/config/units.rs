@@ -131,7 +131,7 @@ fn duration_of(text: &str) -> Option<Duration> {
 
 fn duration_text(value: Duration) -> String {
     let ms = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
-    let whole = DURATION_UNITS_MS.into_iter().find(|(_, factor)| ms > 0 && ms % factor == 0);
+    let whole = DURATION_UNITS_MS.into_iter().find(|(_, factor)| ms > 0 && ms.is_multiple_of(*factor));
     whole.map_or_else(|| format!("{ms}ms"), |(unit, factor)| format!("{}{unit}", ms / factor))
 }
 
@@ -159,7 +159,7 @@ fn bytes_of(text: &str) -> Option<u64> {
 }
 
 fn bytes_text(value: u64) -> String {
-    let binary = BYTE_UNITS.into_iter().take(3).find(|(_, factor)| value > 0 && value % factor == 0);
+    let binary = BYTE_UNITS.into_iter().take(3).find(|(_, factor)| value > 0 && value.is_multiple_of(*factor));
     binary.map_or_else(|| format!("{value}B"), |(unit, factor)| format!("{}{unit}", value / factor))
 }
 
