@@ -78,3 +78,77 @@ pub struct Metrics {
     /// Times that a publisher's acknowledgements waited for the mesh.
     pub acknowledgements_held: Counter,
 }
+
+/// One line of `/metrics`: what is counted anywhere in the broker takes this form to be shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// snake_case with its unit last; without the program's prefix and without `_total`.
+    pub name: &'static str,
+    /// One sentence without a full stop, the same for all samples of this name.
+    pub help: &'static str,
+    /// Tells samples of one name apart. Few values each, none of them chosen by a client.
+    pub labels: Vec<(&'static str, String)>,
+    /// How much.
+    pub value: Value,
+}
+
+/// What a [`Sample`] says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// Only grows.
+    Counter(u64),
+    /// Goes up and down.
+    Gauge(f64),
+}
+
+impl Sample {
+    /// A sum without labels.
+    #[must_use]
+    pub fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self { name, help, labels: Vec::new(), value: Value::Counter(value) }
+    }
+
+    /// A level without labels.
+    #[must_use]
+    pub fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
+        Self { name, help, labels: Vec::new(), value: Value::Gauge(value) }
+    }
+
+    /// The same with one label more.
+    #[must_use]
+    pub fn with(mut self, label: &'static str, value: impl Into<String>) -> Self {
+        self.labels.push((label, value.into()));
+        self
+    }
+}
+
+impl Metrics {
+    /// Everything counted here, as it stands now.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample> {
+        let counter = |name, help, counter: &Counter| Sample::counter(name, help, counter.value());
+        let gauge = |name, help, gauge: &Gauge| Sample::gauge(name, help, gauge.value() as f64);
+        let dropped = |reason, dropped: &Counter| {
+            counter("messages_dropped", "Messages not delivered to a client", dropped).with("reason", reason)
+        };
+        vec![
+            gauge("connections", "Client connections open now", &self.connections),
+            counter("connections_accepted", "Client connections accepted", &self.connections_accepted),
+            counter("connections_refused", "Client connections refused before or with CONNACK", &self.connections_refused),
+            counter("protocol_errors", "Connections ended because of what the client sent", &self.protocol_errors),
+            counter("packets_received", "Control packets that clients sent", &self.packets_received),
+            counter("received_bytes", "Bytes that clients sent", &self.bytes_received),
+            counter("sent_bytes", "Bytes written to clients", &self.bytes_sent),
+            counter("writes", "Writes to clients' sockets", &self.writes),
+            counter("messages_received", "PUBLISH packets that clients sent", &self.messages_received),
+            counter("messages_sent", "Messages handed to subscribers", &self.messages_sent),
+            dropped("outbox_full", &self.dropped_qos0),
+            dropped("queue_full", &self.dropped_queue_full),
+            dropped("too_large", &self.dropped_too_large),
+            dropped("expired", &self.dropped_expired),
+            gauge("sessions", "Sessions kept, connected or not", &self.sessions),
+            gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
+            counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),
+        ]
+    }
+}

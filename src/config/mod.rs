@@ -73,6 +73,14 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// The file with the admin token.
+    #[must_use]
+    pub fn admin_token_file(&self) -> PathBuf {
+        self.admin.token_file.clone().unwrap_or_else(|| self.data_dir.join("admin.token"))
+    }
+}
+
 /// One address at which clients connect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
