@@ -85,7 +85,20 @@ pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
 pub const EPOCH_MAX: u64 = u64::MAX / 2;
 
 const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);
-const _: () = assert!(BLOCK_MESSAGES_MAX <= 1 << 8, "a sequence keeps eight bits for the place in the block");
+// Replication.
+
+/// Origin-lanes of one lane that are remembered.
+pub const STREAMS_PER_LANE_MAX: usize = BROKERS_MAX * LOGS_PER_ORIGIN_MAX;
+/// From this many encoded bytes on, lane writers share a block's messages instead of copying them (`performance.md`: 2 KiB).
+pub const SHARE_BLOCK_BYTES: usize = 2 * 1024;
+/// Aliases that one lane stream gives out before it gives the first one to another origin.
+pub const LANE_ALIASES_MAX: u16 = 1_024;
+/// A broker that has met only brokers as new as itself, or none, for this long is no longer new to the mesh.
+pub const NEWCOMER_TIME: Duration = Duration::from_secs(3);
+/// Default for how long a ring keeps a block.
+pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
+
+const _: () = assert!(BLOCK_MESSAGES_MAX.is_power_of_two(), "a sequence keeps whole bits for the place in the block");
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);
 const _: () = assert!(OPEN_COVERS_BYTES_MAX < CONTROL_FRAME_BYTES_MAX);
 const _: () = assert!(RING_BLOCKS.is_power_of_two());

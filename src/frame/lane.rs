@@ -1,0 +1,385 @@
+//! The frames of a lane stream, and the messages in them.
+//!
+//! A lane stream speaks of origin-lanes by aliases that its sender gives out ([`LaneFrame::Origin`]). The messages of a
+//! [`LaneFrame::Messages`] are one block of one origin-lane. Their encoding says nothing of the stream they travel on, so that a block
+//! is encoded once, by its origin, and goes over every link as it is.
+//!
+//! A message is: by how much its sequence is above the one before; flags (QoS, retain, which fields follow, "same topic as the one
+//! before"); topic; expiry; raw forwardable MQTT 5 properties; payload.
+
+use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
+use crate::codec::QoS;
+use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber};
+use crate::limits::{LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX};
+
+const ORIGIN: u8 = 1;
+const OPEN: u8 = 2;
+const COVERS: u8 = 3;
+const CLOSE: u8 = 4;
+const MESSAGES: u8 = 5;
+const GAP: u8 = 6;
+
+const OPEN_NEW: u8 = 1;
+const OPEN_MORE: u8 = 2;
+
+const QOS_BITS: u8 = 0b11;
+const RETAIN: u8 = 1 << 2;
+const HAS_EXPIRY: u8 = 1 << 3;
+const HAS_PROPERTIES: u8 = 1 << 4;
+const SAME_TOPIC: u8 = 1 << 5;
+const RESERVED: u8 = 0b1100_0000;
+
+/// What the frame around a block's messages adds to them, at most: its header, an ORIGIN before it, and the block's own fields.
+pub const FRAME_OVERHEAD_BYTES_MAX: usize = 96;
+
+/// An application message as the mesh carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeshMessage<'a> {
+    /// Topic name; neither empty nor with a wildcard.
+    pub topic: &'a str,
+    /// Application data.
+    pub payload: &'a [u8],
+    /// As published.
+    pub qos: QoS,
+    /// As published.
+    pub retain: bool,
+    /// What is left of the message's life [MQTT-3.3.2-6].
+    pub expiry_seconds: Option<u32>,
+    /// Raw forwardable MQTT 5 properties.
+    pub properties: &'a [u8],
+}
+
+/// "Of this origin and log I know, on this lane, every id up to `cover`."
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cover {
+    /// The origin.
+    pub origin: BrokerId,
+    /// Its log.
+    pub log: LogId,
+    /// The highest sequence; never 0.
+    pub cover: u64,
+}
+
+const COVER_BYTES: usize = 24;
+
+/// One frame of a lane stream.
+#[derive(Clone, Copy, Debug)]
+pub enum LaneFrame<'a> {
+    /// From here on `alias` means this origin and log, on the stream's own lane.
+    Origin {
+        /// Below [`LANE_ALIASES_MAX`].
+        alias: u16,
+        /// The origin.
+        origin: BrokerId,
+        /// Its log.
+        log: LogId,
+    },
+    /// The lane opens; see `mesh.md`'s agreement in `ARCHITECTURE.md`.
+    Open {
+        /// The tree and the agreement.
+        mark: OpenMark,
+        /// Whether the sender is new to the mesh.
+        new: bool,
+        /// The first of the sender's covers.
+        covers: Covers<'a>,
+        /// Whether [`LaneFrame::Covers`] follow; the last one completes the OPEN.
+        more: bool,
+    },
+    /// Covers of the OPEN before.
+    Covers {
+        /// Some.
+        covers: Covers<'a>,
+        /// Whether more follow.
+        more: bool,
+    },
+    /// Nothing follows until the next OPEN.
+    Close {
+        /// The agreement that ends.
+        number: OpenNumber,
+    },
+    /// A block.
+    Messages(Block<'a>),
+    /// The ids in `from + 1 ..= to` are lost to the sender.
+    Gap {
+        /// Whose.
+        alias: u16,
+        /// Known to the receiver.
+        from: u64,
+        /// Above `from`.
+        to: u64,
+    },
+    /// A frame of a newer version: to be skipped.
+    Unknown,
+}
+
+/// A block of messages of one origin-lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    /// Whose.
+    pub alias: u16,
+    /// The id before these, as far as the receiver's link is concerned: what is in between exists nowhere.
+    pub prev: u64,
+    /// Links that the block has passed, this one included.
+    pub hops: u8,
+    /// Since the origin published it, spent in brokers, milliseconds.
+    pub age_ms: u64,
+    /// The first message's sequence.
+    pub first: u64,
+    /// The messages: see [`Messages`].
+    pub body: &'a [u8],
+}
+
+/// The covers of one frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Covers<'a> {
+    bytes: &'a [u8],
+}
+
+impl Covers<'_> {
+    /// Front to back.
+    pub fn iter(&self) -> impl Iterator<Item = Cover> {
+        self.bytes.chunks_exact(COVER_BYTES).filter_map(|bytes| {
+            let mut reader = Reader::new(bytes);
+            Some(Cover {
+                origin: BrokerId(reader.u64("origin").ok()?),
+                log: LogId(reader.u64("log").ok()?),
+                cover: reader.u64("cover").ok()?,
+            })
+        })
+    }
+}
+
+/// The frame at the front of `input` and its length; `None` where more bytes are needed.
+///
+/// # Errors
+/// When it is none, or its body is longer than `body_bytes_max`. The messages of a block are not looked at.
+pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'_>, usize)>, FrameError> {
+    let Some((kind, body, length)) = super::split_frame(input, body_bytes_max)? else { return Ok(None) };
+    let mut reader = Reader::new(body);
+    let frame = match kind {
+        ORIGIN => LaneFrame::Origin {
+            alias: alias(&mut reader)?,
+            origin: BrokerId(reader.u64("origin")?),
+            log: LogId(reader.u64("log")?),
+        },
+        OPEN => {
+            let flags = reader.byte("OPEN flags")?;
+            let mark = OpenMark { tree: reader.tree()?, number: number(&mut reader)? };
+            let new = flags & OPEN_NEW != 0;
+            LaneFrame::Open { mark, new, covers: covers(&mut reader)?, more: flags & OPEN_MORE != 0 }
+        }
+        COVERS => {
+            let flags = reader.byte("COVERS flags")?;
+            LaneFrame::Covers { covers: covers(&mut reader)?, more: flags & OPEN_MORE != 0 }
+        }
+        CLOSE => LaneFrame::Close { number: number(&mut reader)? },
+        MESSAGES => {
+            let alias = alias(&mut reader)?;
+            let block = Block {
+                alias,
+                prev: reader.varint("previous id")?,
+                hops: reader.byte("hops")?,
+                age_ms: reader.varint("age")?,
+                first: reader.varint("first id")?,
+                body: reader.rest(),
+            };
+            return Ok(Some((LaneFrame::Messages(block), length)));
+        }
+        GAP => {
+            let (alias, from, to) = (alias(&mut reader)?, reader.varint("gap's begin")?, reader.varint("gap's end")?);
+            if to <= from {
+                return Err(FrameError::Value { field: "gap's end", value: to });
+            }
+            LaneFrame::Gap { alias, from, to }
+        }
+        _ => return Ok(Some((LaneFrame::Unknown, length))),
+    };
+    reader.finish()?;
+    Ok(Some((frame, length)))
+}
+
+fn alias(reader: &mut Reader<'_>) -> Result<u16, FrameError> {
+    // In range: the bound is a u16.
+    reader.varint_max(u64::from(LANE_ALIASES_MAX) - 1, "alias").map(|alias| alias as u16)
+}
+
+fn number(reader: &mut Reader<'_>) -> Result<OpenNumber, FrameError> {
+    Ok(OpenNumber {
+        count: reader.varint("agreement's count")?,
+        child: BrokerId(reader.u64("agreement's child")?),
+        incarnation: Incarnation(reader.varint("agreement's incarnation")?),
+    })
+}
+
+fn covers<'a>(reader: &mut Reader<'a>) -> Result<Covers<'a>, FrameError> {
+    let count = reader.varint_max((OPEN_COVERS_BYTES_MAX / COVER_BYTES) as u64, "count of covers")?;
+    reader.bytes(count as usize * COVER_BYTES, "covers").map(|bytes| Covers { bytes })
+}
+
+/// Appends an ORIGIN.
+pub fn put_origin(out: &mut Vec<u8>, alias: u16, origin: BrokerId, log: LogId) {
+    put_frame(out, ORIGIN, |out| {
+        put_varint(out, u64::from(alias));
+        out.extend_from_slice(&origin.0.to_be_bytes());
+        out.extend_from_slice(&log.0.to_be_bytes());
+    });
+}
+
+/// Appends an OPEN with all `covers`, in as many frames as they need.
+pub fn put_open(out: &mut Vec<u8>, mark: &OpenMark, new: bool, covers: &[Cover]) {
+    let mut pages = covers.chunks(OPEN_COVERS_BYTES_MAX / COVER_BYTES);
+    let first = pages.next().unwrap_or_default();
+    let more = |pages: &std::slice::Chunks<'_, Cover>| if pages.len() > 0 { OPEN_MORE } else { 0 };
+    put_frame(out, OPEN, |out| {
+        out.push(if new { OPEN_NEW } else { 0 } | more(&pages));
+        put_tree(out, &mark.tree);
+        put_number(out, &mark.number);
+        put_covers(out, first);
+    });
+    while let Some(page) = pages.next() {
+        put_frame(out, COVERS, |out| {
+            out.push(more(&pages));
+            put_covers(out, page);
+        });
+    }
+}
+
+fn put_covers(out: &mut Vec<u8>, covers: &[Cover]) {
+    put_varint(out, covers.len() as u64);
+    for cover in covers {
+        out.extend_from_slice(&cover.origin.0.to_be_bytes());
+        out.extend_from_slice(&cover.log.0.to_be_bytes());
+        out.extend_from_slice(&cover.cover.to_be_bytes());
+    }
+}
+
+fn put_number(out: &mut Vec<u8>, number: &OpenNumber) {
+    put_varint(out, number.count);
+    out.extend_from_slice(&number.child.0.to_be_bytes());
+    put_varint(out, number.incarnation.0);
+}
+
+/// Appends a CLOSE.
+pub fn put_close(out: &mut Vec<u8>, number: &OpenNumber) {
+    put_frame(out, CLOSE, |out| put_number(out, number));
+}
+
+/// Appends a GAP.
+pub fn put_gap(out: &mut Vec<u8>, alias: u16, from: u64, to: u64) {
+    put_frame(out, GAP, |out| {
+        put_varint(out, u64::from(alias));
+        put_varint(out, from);
+        put_varint(out, to);
+    });
+}
+
+/// Appends the head of a MESSAGES frame, which `block.body` must follow: it is not copied here.
+pub fn put_messages_head(out: &mut Vec<u8>, block: &Block<'_>) {
+    let fields = [u64::from(block.alias), block.prev, block.age_ms, block.first];
+    let bytes = fields.into_iter().map(super::varint_len).sum::<usize>() + 1 + block.body.len();
+    out.push(MESSAGES);
+    put_varint(out, bytes as u64);
+    put_varint(out, u64::from(block.alias));
+    put_varint(out, block.prev);
+    out.push(block.hops);
+    put_varint(out, block.age_ms);
+    put_varint(out, block.first);
+}
+
+/// Appends `message` to a block's body. `delta` is its sequence less that of the message before (or less the block's first: 0);
+/// `same_topic` says that the message before has the same topic.
+#[inline]
+pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, same_topic: bool) {
+    put_varint(out, delta);
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    out.push(
+        message.qos as u8
+            | flag(message.retain, RETAIN)
+            | flag(message.expiry_seconds.is_some(), HAS_EXPIRY)
+            | flag(!message.properties.is_empty(), HAS_PROPERTIES)
+            | flag(same_topic, SAME_TOPIC),
+    );
+    if !same_topic {
+        put_block(out, message.topic.as_bytes());
+    }
+    if let Some(seconds) = message.expiry_seconds {
+        put_varint(out, u64::from(seconds));
+    }
+    if !message.properties.is_empty() {
+        put_block(out, message.properties);
+    }
+    put_block(out, message.payload);
+}
+
+/// The messages of a block with their sequences, in order. After an error there is no next.
+#[derive(Clone, Debug)]
+pub struct Messages<'a> {
+    reader: Reader<'a>,
+    first: u64,
+    previous: Option<(u64, &'a str)>,
+}
+
+impl<'a> Messages<'a> {
+    /// The messages of `body`, of which the first has the sequence `first`.
+    #[must_use]
+    pub fn new(first: u64, body: &'a [u8]) -> Self {
+        Self { reader: Reader::new(body), first, previous: None }
+    }
+
+    #[inline]
+    fn read(&mut self) -> Result<(u64, MeshMessage<'a>), FrameError> {
+        let delta = self.reader.varint("message's step")?;
+        let sequence = match self.previous {
+            None if delta == 0 => Some(self.first),
+            Some((previous, _)) if delta > 0 => previous.checked_add(delta),
+            _ => None,
+        }
+        .ok_or(FrameError::Value { field: "message's step", value: delta })?;
+        let flags = self.reader.byte("message's flags")?;
+        let bad_flags = FrameError::Value { field: "set of message flags", value: u64::from(flags) };
+        if flags & RESERVED != 0 {
+            return Err(bad_flags);
+        }
+        let qos = QoS::try_from(flags & QOS_BITS).map_err(|_| bad_flags)?;
+        let topic = match self.previous {
+            Some((_, topic)) if flags & SAME_TOPIC != 0 => topic,
+            None if flags & SAME_TOPIC != 0 => return Err(bad_flags),
+            _ => topic_name(&mut self.reader)?,
+        };
+        let expiry_seconds = match flags & HAS_EXPIRY {
+            0 => None,
+            // In range: the bound is a u32.
+            _ => Some(self.reader.varint_max(u64::from(u32::MAX), "message's expiry")? as u32),
+        };
+        let properties = if flags & HAS_PROPERTIES == 0 { &[][..] } else { self.reader.block("message's properties")? };
+        let payload = self.reader.block("payload")?;
+        self.previous = Some((sequence, topic));
+        Ok((sequence, MeshMessage { topic, payload, qos, retain: flags & RETAIN != 0, expiry_seconds, properties }))
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Result<(u64, MeshMessage<'a>), FrameError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.reader.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        if read.is_err() {
+            self.reader = Reader::new(&[]);
+        }
+        Some(read)
+    }
+}
+
+/// A topic name as a publisher's broker has already checked it: what would hurt a subscriber is not taken on trust [MQTT-3.3.2-2].
+fn topic_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, FrameError> {
+    let topic = reader.text("topic")?;
+    let forbidden = |byte: u8| matches!(byte, 0 | b'+' | b'#');
+    if topic.is_empty() || topic.len() > usize::from(u16::MAX) || topic.bytes().any(forbidden) {
+        return Err(FrameError::Text("topic"));
+    }
+    Ok(topic)
+}
