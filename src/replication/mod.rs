@@ -1,1 +1,245 @@
-//! Lane rings, cursors, covers.
+//! One log, many cursors: how a message that is published at one broker comes to all others, once each.
+//!
+//! Every lane has a [ring](ring) of blocks. Local publishers append to it ([`LocalBatch`], [`Replication::publish`]); so does whoever
+//! receives blocks over a link ([`LaneReceiver`]). Each tree port follows every ring with a cursor of its own ([`PortLane`]), from
+//! which its lane writer is fed. A slow or dead link is a cursor that lags; it slows no other link and no local subscriber. What
+//! makes this correct is one number an origin-lane, its **cover**: every id up to it is known here, so a block at or below it is
+//! dropped, and one above it is new. Trees, ports and links may change as they like.
+//!
+//! This module does not decide which ports carry data (`stp` does) and moves no bytes between brokers (`mesh` does); it knows no
+//! session (`router` gets messages through [`Deliver`]).
+//!
+//! # Invariants
+//! - A block is appended only above its origin-lane's cover, under that origin-lane's lock, and local subscribers get it under the same
+//!   lock: nothing is appended or delivered twice, and order within an origin-lane holds everywhere.
+//! - An edge carries data only between two OPENs of one number, and nothing after a CLOSE. A sender starts at the covers in the other
+//!   side's OPEN.
+//! - QoS 1 and 2: what the ring no longer reaches is told to the neighbour as a gap, and counted at both ends. QoS 0: ids have holes.
+//! - What a port brought, or was sent, is not sent to it.
+//! - Everything that a peer makes us remember is bounded by `limits`.
+//!
+//! Lock order: a port lane's sender > the table of origin-lanes > an origin-lane > a subscriber. Publishing takes none of the first
+//! three.
+//!
+//! Specification: `ARCHITECTURE.md`, "Replication".
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+mod batch;
+mod block;
+mod counters;
+mod gate;
+mod lane;
+mod port;
+mod receiver;
+mod ring;
+mod sync;
+mod wake;
+
+pub use batch::LocalBatch;
+pub use counters::Counters;
+pub use port::{LaneBatch, Port, PortLane};
+pub use receiver::{LaneEvent, LaneReceiver};
+
+pub use crate::frame::lane::MeshMessage;
+
+use crate::codec::QoS;
+use crate::frame::FrameError;
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane, PortId};
+use crate::limits::{LANES_MAX, NEWCOMER_TIME};
+use gate::Gate;
+use lane::Lane;
+use ring::Ring;
+
+/// What the replication needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplicationConfig {
+    /// This broker.
+    pub origin: BrokerId,
+    /// Its log: random, new at every start.
+    pub log: LogId,
+    /// Lanes of each of the two QoS classes, 1 to [`LANES_MAX`]; the same in the whole mesh.
+    pub lanes_per_class: u8,
+    /// Blocks that a lane's ring holds at most.
+    pub ring_blocks: usize,
+    /// Bytes that the rings of one QoS class hold at most, together.
+    pub ring_bytes: usize,
+    /// Nothing older is sent, and older blocks are trimmed.
+    pub ring_age: Duration,
+    /// A block goes over at most this many links.
+    pub hop_max: u8,
+    /// The largest message that a peer may send: topic, properties and payload.
+    pub message_bytes_max: usize,
+}
+
+/// Where what comes over links is delivered to local subscribers. One for each lane reader.
+pub trait Deliver {
+    /// Takes one message; called under the origin-lane's lock, in order.
+    fn deliver(&mut self, message: &MeshMessage<'_>);
+    /// The batch is over: wake those who were given something.
+    fn flush(&mut self);
+}
+
+/// Why a link is closed for what came on one of its lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum LaneError {
+    /// Not the lane format.
+    #[error("malformed lane frame: {0}")]
+    Frame(#[from] FrameError),
+    /// A block or gap before any OPEN of this link.
+    #[error("data on a lane that was never opened")]
+    NeverOpened,
+    /// An alias that the stream has not introduced.
+    #[error("alias {0} names no origin")]
+    UnknownAlias(u16),
+    /// A block without a message.
+    #[error("a block without messages")]
+    EmptyBlock,
+    /// A QoS 1 or 2 block that leaves out ids that this broker does not have.
+    #[error("origin {origin} goes on after {prev}, known is {cover}")]
+    Hole {
+        /// The origin.
+        origin: BrokerId,
+        /// Where the peer goes on.
+        prev: u64,
+        /// Up to where we know it.
+        cover: u64,
+    },
+    /// A message on a lane of the other QoS class.
+    #[error("QoS {0:?} on a lane of the other class")]
+    WrongClass(QoS),
+    /// COVERS without an OPEN that announced them.
+    #[error("covers that belong to no OPEN")]
+    StrayCovers,
+    /// More covers than a mesh can have origins.
+    #[error("more than {0} covers in one OPEN")]
+    TooManyCovers(usize),
+    /// More origins than a mesh can have, and none silent long enough to be forgotten.
+    #[error("more origins than this broker remembers")]
+    TooManyOrigins,
+}
+
+/// The replication of one broker: its rings and what it knows of everybody's.
+pub struct Replication {
+    config: ReplicationConfig,
+    /// First those of QoS 0, then those of QoS 1 and 2.
+    lanes: Box<[Lane]>,
+    gate: Gate,
+    counters: Counters,
+    topic_hash: ahash::RandomState,
+}
+
+impl fmt::Debug for Replication {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replication").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Replication {
+    /// Empty rings. From `now` on this broker is new to the mesh, until it has taken over a neighbour's covers or
+    /// [`NEWCOMER_TIME`] is over.
+    #[must_use]
+    pub fn new(config: ReplicationConfig, now: Instant) -> Arc<Self> {
+        let per_class = config.lanes_per_class.clamp(1, LANES_MAX);
+        let lane = |id: u8| {
+            let own = OriginLane { origin: config.origin, log: config.log, lane: LaneId(id) };
+            let ring = Ring::new(config.ring_blocks, config.ring_bytes / usize::from(per_class));
+            Lane::new(own, id >= per_class, ring, now, now + NEWCOMER_TIME)
+        };
+        let lanes = (0..2 * per_class).map(lane).collect();
+        let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
+        let config = ReplicationConfig { lanes_per_class: per_class, ..config };
+        Arc::new(Self { config, lanes, gate: Gate::default(), counters: Counters::default(), topic_hash })
+    }
+
+    /// Lanes of both classes together.
+    #[must_use]
+    pub fn lanes(&self) -> u8 {
+        2 * self.config.lanes_per_class
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The lane of a local publish: messages of one topic and QoS class share a lane, and so keep their order [MQTT-4.6.0].
+    #[must_use]
+    pub fn lane_for(&self, topic: &str, qos: QoS) -> LaneId {
+        let lanes = self.config.lanes_per_class;
+        // Below `lanes`, which is a u8.
+        let lane = (self.topic_hash.hash_one(topic) % u64::from(lanes)) as u8;
+        LaneId(if qos == QoS::AtMostOnce { lane } else { lanes + lane })
+    }
+
+    /// Moves the batch into the rings and wakes the lane writers that sleep, each once. Afterwards a QoS 1 or 2 message may be
+    /// acknowledged, unless the replication is [`lagging`](Self::lagging).
+    pub fn publish(&self, batch: &mut LocalBatch, now: Instant) {
+        for (place, builder) in batch.builders() {
+            builder.seal();
+            let Some(lane) = self.lanes.get(place).filter(|_| !builder.full.is_empty()) else { continue };
+            for (body, count) in builder.full.drain(..) {
+                self.counters.messages_published.add(count as u64);
+                lane.publish(body, count, now, &self.counters);
+            }
+            lane.wake();
+        }
+    }
+
+    /// Whether a live cursor of a QoS 1 or 2 lane lags by half its ring: then acknowledgements to local publishers wait.
+    #[must_use]
+    pub fn lagging(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.reliable && lane.lags())
+    }
+
+    /// Ready once the replication is not [`lagging`](Self::lagging); until then the task is woken when that may be so.
+    pub fn poll_progress(&self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.lagging() {
+            return Poll::Ready(());
+        }
+        self.gate.wait(context.waker());
+        if self.lagging() { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    /// A link came up: its cursors, all closed.
+    #[must_use]
+    pub fn add_port(self: &Arc<Self>, id: PortId) -> Arc<Port> {
+        Arc::new(Port::new(id, self))
+    }
+
+    /// Forgets blocks that are too old. To be called once a second or so; what is sent obeys the age anyway.
+    pub fn trim(&self, now: Instant) {
+        let age_ms_max = self.ring_age_ms();
+        self.lanes.iter().for_each(|lane| lane.ring.trim_while(|block| block.age_ms(now) > age_ms_max));
+    }
+
+    /// Bytes that all rings hold.
+    #[must_use]
+    pub fn ring_bytes(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.ring.held_bytes()).sum()
+    }
+
+    fn lane(&self, id: LaneId) -> Option<&Lane> {
+        self.lanes.get(id.index())
+    }
+
+    fn ring_age_ms(&self) -> u64 {
+        u64::try_from(self.config.ring_age.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Silence after which an origin-lane may be forgotten: nobody sends anything of it any more.
+    fn silence(&self) -> Duration {
+        2 * self.config.ring_age
+    }
+
+    /// A cursor went on or went away.
+    fn progress(&self) {
+        self.gate.progress(|| self.lagging());
+    }
+}

@@ -1,0 +1,81 @@
+//! What a read batch of one connection publishes, until it goes into the rings.
+
+use bytes::Bytes;
+
+use super::Replication;
+use crate::frame::lane::{MeshMessage, put_message};
+use crate::limits::{BLOCK_BYTES, BLOCK_MESSAGES_MAX};
+
+/// What a builder may keep between two batches.
+const KEPT_BYTES_MAX: usize = 4 * BLOCK_BYTES;
+
+/// Messages on their way into the rings: encoded as they are pushed, given ids by [`Replication::publish`]. Reused from batch to
+/// batch, it allocates nothing but the blocks themselves. It belongs to one connection or one worker, and is empty between batches.
+#[derive(Debug, Default)]
+pub struct LocalBatch {
+    /// One a lane, as far as a lane was ever used.
+    builders: Vec<Builder>,
+}
+
+/// The block that is being built for one lane, and those that became full before it.
+#[derive(Debug, Default)]
+pub(super) struct Builder {
+    body: Vec<u8>,
+    count: usize,
+    /// Where in `body` the last message's topic is.
+    topic: std::ops::Range<usize>,
+    pub(super) full: Vec<(Bytes, usize)>,
+}
+
+impl LocalBatch {
+    /// An empty batch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a message; it is copied. Order within a topic and QoS class is the order of pushing.
+    pub fn push(&mut self, replication: &Replication, message: &MeshMessage<'_>) {
+        let lane = replication.lane_for(message.topic, message.qos).index();
+        if self.builders.len() <= lane {
+            self.builders.resize_with(lane + 1, Builder::default);
+        }
+        if let Some(builder) = self.builders.get_mut(lane) {
+            builder.push(message);
+        }
+    }
+
+    /// The builders with their lanes' places.
+    pub(super) fn builders(&mut self) -> impl Iterator<Item = (usize, &mut Builder)> {
+        self.builders.iter_mut().enumerate()
+    }
+}
+
+impl Builder {
+    fn push(&mut self, message: &MeshMessage<'_>) {
+        let bytes = message.topic.len() + message.properties.len() + message.payload.len();
+        if self.count == BLOCK_MESSAGES_MAX || (self.count > 0 && self.body.len() + bytes > BLOCK_BYTES) {
+            self.seal();
+        }
+        let same_topic = self.count > 0 && self.body.get(self.topic.clone()) == Some(message.topic.as_bytes());
+        let start = self.body.len();
+        put_message(&mut self.body, u64::from(self.count > 0), message, same_topic);
+        if !same_topic {
+            // Step, flags, the topic's length, the topic.
+            let begin = start + 2 + crate::frame::varint_len(message.topic.len() as u64);
+            self.topic = begin..begin + message.topic.len();
+        }
+        self.count += 1;
+    }
+
+    /// Makes a block of what is there. Copied: a block takes up what it holds, and the builder keeps its buffer.
+    pub(super) fn seal(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        self.full.push((Bytes::copy_from_slice(&self.body), self.count));
+        self.count = 0;
+        self.body.clear();
+        self.body.shrink_to(KEPT_BYTES_MAX);
+    }
+}

@@ -1,0 +1,106 @@
+//! A block, and the origin-lane that it belongs to.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::ring::Entry;
+use super::sync::{AtomicU64, Ordering};
+use crate::ids::{BrokerId, LogId, OriginLane};
+
+/// What a block takes up besides its messages, for the ring's bound in bytes: its own fields and two allocations.
+const BLOCK_OVERHEAD_BYTES: usize = 160;
+
+/// An origin-lane without its lane, which is the ring's.
+pub(super) type StreamKey = (BrokerId, LogId);
+
+/// What this broker knows of one origin-lane.
+#[derive(Debug)]
+pub(super) struct Stream {
+    id: OriginLane,
+    /// Every id up to here is known. Written under `turn`; of our own origin-lane, not at all: there the ring's position says it.
+    cover: AtomicU64,
+    /// Nothing up to here is promised to be in the ring.
+    floor: AtomicU64,
+    /// The origin-lane's lock: held from the check of the cover to the last local delivery, so that order holds whichever port a
+    /// block comes from. Says when the cover was last raised.
+    pub(super) turn: Mutex<Instant>,
+}
+
+impl Stream {
+    /// An origin-lane known up to `cover`, of which the ring holds nothing yet.
+    pub(super) fn new(id: OriginLane, cover: u64, now: Instant) -> Self {
+        Self { id, cover: AtomicU64::new(cover), floor: AtomicU64::new(cover), turn: Mutex::new(now) }
+    }
+
+    pub(super) fn key(&self) -> StreamKey {
+        (self.id.origin, self.id.log)
+    }
+
+    pub(super) fn cover(&self) -> u64 {
+        self.cover.load(Ordering::Acquire)
+    }
+
+    /// To be called under `turn`.
+    pub(super) fn set_cover(&self, cover: u64) {
+        self.cover.store(cover, Ordering::Release);
+    }
+
+    pub(super) fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Acquire)
+    }
+}
+
+/// Some messages of one origin-lane, encoded, immutable, shared by all cursors.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) stream: Arc<Stream>,
+    /// In this broker's ring.
+    pub(super) position: u64,
+    /// The first message's sequence.
+    pub(super) first: u64,
+    /// The last one's.
+    pub(super) last: u64,
+    /// Links passed so far; 0 at the origin.
+    pub(super) hops: u8,
+    /// Milliseconds spent in other brokers.
+    pub(super) age_ms: u64,
+    pub(super) appended_at: Instant,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    /// As on the wire: [`crate::frame::lane::Messages`].
+    Messages(Bytes),
+    /// The ids up to the block's last are lost to this broker, and so to everybody who hears it from us.
+    Lost,
+}
+
+impl Block {
+    /// Milliseconds since the origin published it, spent in brokers.
+    pub(super) fn age_ms(&self, now: Instant) -> u64 {
+        let here = now.saturating_duration_since(self.appended_at).as_millis();
+        self.age_ms.saturating_add(u64::try_from(here).unwrap_or(u64::MAX))
+    }
+}
+
+impl Entry for Block {
+    fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn bytes(&self) -> usize {
+        BLOCK_OVERHEAD_BYTES
+            + match &self.content {
+                Content::Messages(body) => body.len(),
+                Content::Lost => 0,
+            }
+    }
+
+    fn retire(&self) {
+        self.stream.floor.fetch_max(self.last, Ordering::AcqRel);
+    }
+}

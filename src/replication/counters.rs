@@ -1,0 +1,36 @@
+//! What the replication counts. Nothing that was acknowledged is lost without one of these growing.
+
+use crate::metrics::Counter;
+
+/// The counters of one broker's replication.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Messages that local clients published into the rings.
+    pub messages_published: Counter,
+    /// Messages that came over links, were new, and were appended.
+    pub messages_received: Counter,
+    /// Messages that came over links and were known already.
+    pub messages_duplicate: Counter,
+    /// Blocks handed to lane writers, each once a tree port.
+    pub blocks_sent: Counter,
+    /// Bytes handed to lane writers.
+    pub bytes_sent: Counter,
+    /// QoS 1 and 2: ranges of ids that a neighbour could no longer give us: messages are lost to this broker.
+    pub gaps_received: Counter,
+    /// QoS 1 and 2: ranges of ids that we could no longer give a neighbour.
+    pub gaps_sent: Counter,
+    /// QoS 0: how often a link was so slow that the ring overtook it.
+    pub laps: Counter,
+    /// Blocks that could not be stored because a whole round of the ring passed while they were being made.
+    pub blocks_overrun: Counter,
+    /// Blocks not passed on because they have come as many links as is allowed.
+    pub blocks_hop_limited: Counter,
+    /// Blocks not passed on because they are older than the ring may be.
+    pub blocks_aged: Counter,
+    /// Blocks that came between a CLOSE and the next OPEN and were dropped.
+    pub blocks_closed: Counter,
+    /// Messages not delivered to local subscribers because they expired on the way.
+    pub messages_expired: Counter,
+    /// Covers taken over from a neighbour while this broker was new to the mesh.
+    pub covers_adopted: Counter,
+}

@@ -1,0 +1,269 @@
+//! One lane of this broker: its ring, what is known of its origin-lanes, and the cursors that follow it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use parking_lot::RwLock;
+
+use super::LaneError;
+use super::block::{Block, Content, Stream, StreamKey};
+use super::counters::Counters;
+use super::ring::Ring;
+use super::sync::{AtomicBool, AtomicU64, Ordering};
+use super::wake::{Sleeper, wake_all};
+use crate::frame::lane::Cover;
+use crate::ids::{LaneId, OriginLane};
+use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, STREAMS_PER_LANE_MAX};
+
+/// Bits of a sequence that say which message of its block it is.
+const INDEX_BITS: u32 = BLOCK_MESSAGES_MAX.ilog2();
+
+/// Where one tree port stands in one ring. Written by the port's lane writer, read by publishers.
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
+    /// The position that is read next.
+    position: AtomicU64,
+    /// Bytes of all blocks ever published below it.
+    passed_bytes: AtomicU64,
+    /// Whether somebody is to be served: the acknowledgement gate counts it.
+    live: AtomicBool,
+    pub(super) sleeper: Sleeper,
+}
+
+impl Cursor {
+    pub(super) fn position(&self) -> u64 {
+        self.position.load(Ordering::Acquire)
+    }
+
+    /// A block of `bytes` has been dealt with.
+    pub(super) fn pass(&self, bytes: usize) {
+        // Only the writer stores.
+        self.passed_bytes.store(self.passed_bytes.load(Ordering::Relaxed) + bytes as u64, Ordering::Relaxed);
+        self.position.store(self.position.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// Everything is dealt with: what concurrent producers made imprecise is set right.
+    pub(super) fn caught_up(&self, ring: &Ring<Block>) {
+        let appended = ring.appended_bytes();
+        if self.position() == ring.next() {
+            self.passed_bytes.store(appended, Ordering::Relaxed);
+        }
+    }
+
+    /// To the oldest block that is there.
+    pub(super) fn rewind(&self, ring: &Ring<Block>) {
+        self.passed_bytes.store(ring.trimmed_bytes(), Ordering::Relaxed);
+        self.position.store(ring.tail(), Ordering::Release);
+    }
+
+    pub(super) fn set_live(&self, live: bool) {
+        self.live.store(live, Ordering::Release);
+    }
+
+    /// Whether half the ring lies before it.
+    fn lags(&self, ring: &Ring<Block>) -> bool {
+        self.live.load(Ordering::Acquire)
+            && (ring.next().saturating_sub(self.position()) > ring.slots() / 2
+                || ring.appended_bytes().saturating_sub(self.passed_bytes.load(Ordering::Relaxed)) > ring.bytes_max() / 2)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) id: LaneId,
+    /// QoS 1 and 2: what is lost on the way is told and counted. QoS 0: ids have holes, and that is all.
+    pub(super) reliable: bool,
+    pub(super) ring: Ring<Block>,
+    /// What this broker's own clients publish.
+    pub(super) own: Arc<Stream>,
+    /// All others, by origin and log.
+    streams: RwLock<HashMap<StreamKey, Arc<Stream>, ahash::RandomState>>,
+    /// Replaced when a port comes or goes, read by every publish.
+    cursors: ArcSwap<Vec<Arc<Cursor>>>,
+    /// Until then this broker is new to the mesh, as far as the lane is concerned.
+    settles_at: Instant,
+    /// It has taken over a neighbour's covers.
+    settled: AtomicBool,
+}
+
+/// A block as it came over a link, checked.
+#[derive(Debug)]
+pub(super) struct Arrived<'a> {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) hops: u8,
+    pub(super) age_ms: u64,
+    pub(super) body: &'a [u8],
+}
+
+impl Lane {
+    pub(super) fn new(own: OriginLane, reliable: bool, ring: Ring<Block>, now: Instant, settles_at: Instant) -> Self {
+        Self {
+            id: own.lane,
+            reliable,
+            ring,
+            own: Arc::new(Stream::new(own, 0, now)),
+            streams: RwLock::default(),
+            cursors: ArcSwap::default(),
+            settles_at,
+            settled: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether this broker is still new to the mesh: it has taken over nobody's covers and has not been alone for long.
+    pub(super) fn is_new(&self, now: Instant) -> bool {
+        !self.settled.load(Ordering::Acquire) && now < self.settles_at
+    }
+
+    /// Whether a live cursor lags by half the ring.
+    pub(super) fn lags(&self) -> bool {
+        self.cursors.load().iter().any(|cursor| cursor.lags(&self.ring))
+    }
+
+    pub(super) fn attach(&self, cursor: &Arc<Cursor>) {
+        self.cursors.rcu(|cursors| cursors.iter().chain([cursor]).cloned().collect::<Vec<_>>());
+    }
+
+    pub(super) fn detach(&self, cursor: &Arc<Cursor>) {
+        self.cursors.rcu(|cursors| cursors.iter().filter(|held| !Arc::ptr_eq(held, cursor)).cloned().collect::<Vec<_>>());
+    }
+
+    /// Tells the lane writers that sleep.
+    pub(super) fn wake(&self) {
+        wake_all(self.cursors.load().iter().map(|cursor| &cursor.sleeper));
+    }
+
+    /// Appends a block of `count` messages that local clients published. Position and ids are one: two publishers never get their
+    /// order and their numbers crossed. Nobody is woken yet.
+    pub(super) fn publish(&self, body: Bytes, count: usize, now: Instant, counters: &Counters) {
+        let position = self.ring.claim();
+        let first = position << INDEX_BITS;
+        let last = first + (count as u64).saturating_sub(1);
+        self.put(&self.own, position, (first, last), (0, 0), now, Content::Messages(body), counters);
+    }
+
+    /// Appends a block that came over a link. To be called under the origin-lane's lock, with its cover below the block's last id.
+    pub(super) fn append(&self, stream: &Arc<Stream>, arrived: &Arrived<'_>, now: Instant, counters: &Counters) {
+        let body = Bytes::copy_from_slice(arrived.body);
+        let (ids, travel) = ((arrived.first, arrived.last), (arrived.hops, arrived.age_ms));
+        self.put(stream, self.ring.claim(), ids, travel, now, Content::Messages(body), counters);
+        stream.set_cover(arrived.last);
+    }
+
+    /// The ids up to `to` are lost to this broker, or were never owed to it: the cover goes there, and whoever follows is told.
+    /// Likewise under the lock.
+    pub(super) fn skip_to(&self, stream: &Arc<Stream>, to: u64, now: Instant, counters: &Counters) {
+        if self.reliable {
+            self.put(stream, self.ring.claim(), (to, to), (0, 0), now, Content::Lost, counters);
+        }
+        stream.set_cover(to);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of a block, in one place")]
+    fn put(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+        (first, last): (u64, u64),
+        (hops, age_ms): (u8, u64),
+        appended_at: Instant,
+        content: Content,
+        counters: &Counters,
+    ) {
+        let block = Block { stream: Arc::clone(stream), position, first, last, hops, age_ms, appended_at, content };
+        if !self.ring.publish(Arc::new(block)) {
+            counters.blocks_overrun.add(1);
+        }
+    }
+
+    /// The origin-lane of `origin` and `log`, known from now on.
+    ///
+    /// # Errors
+    /// [`LaneError::TooManyOrigins`] where the peer names more than a mesh can have.
+    pub(super) fn stream(&self, (origin, log): StreamKey, now: Instant, silence: Duration) -> Result<Arc<Stream>, LaneError> {
+        let known = |streams: &HashMap<_, Arc<Stream>, _>| streams.get(&(origin, log)).cloned();
+        if (origin, log) == self.own.key() {
+            return Ok(Arc::clone(&self.own));
+        }
+        if let Some(stream) = known(&self.streams.read()) {
+            return Ok(stream);
+        }
+        let mut streams = self.streams.write();
+        if let Some(stream) = known(&streams) {
+            return Ok(stream);
+        }
+        if streams.keys().filter(|(held, _)| *held == origin).count() >= LOGS_PER_ORIGIN_MAX {
+            forget_one(&mut streams, |key| key.0 == origin, now, silence);
+        }
+        if streams.len() >= STREAMS_PER_LANE_MAX && !forget_one(&mut streams, |_| true, now, silence) {
+            return Err(LaneError::TooManyOrigins);
+        }
+        let stream = Arc::new(Stream::new(OriginLane { origin, log, lane: self.id }, 0, now));
+        streams.insert((origin, log), Arc::clone(&stream));
+        Ok(stream)
+    }
+
+    /// Whether anything is known of an origin-lane.
+    pub(super) fn knows(&self, key: &StreamKey) -> bool {
+        *key == self.own.key() || self.streams.read().get(key).is_some_and(|stream| stream.cover() > 0)
+    }
+
+    /// Everything known, for an OPEN.
+    pub(super) fn covers(&self) -> Vec<Cover> {
+        // Our own ids are known to us as far as they are given out: whoever opens with us need not send them back.
+        let own = (self.own.key(), (self.ring.next() << INDEX_BITS) - 1);
+        let streams = self.streams.read();
+        let others = streams.iter().map(|(key, stream)| (*key, stream.cover()));
+        let cover = |((origin, log), cover)| Cover { origin, log, cover };
+        others.chain([own]).map(cover).filter(|cover| cover.cover > 0).collect()
+    }
+
+    /// Calls `visit` for every origin-lane with what the ring no longer reaches of it.
+    pub(super) fn for_each_floor(&self, mut visit: impl FnMut(StreamKey, u64)) {
+        visit(self.own.key(), self.own.floor());
+        self.streams.read().iter().for_each(|(key, stream)| visit(*key, stream.floor()));
+    }
+
+    /// Takes over a neighbour's covers: with them this broker is no longer new. Those in `except` are what it told the neighbour that
+    /// it knows, and therefore catches up with.
+    pub(super) fn adopt(
+        &self,
+        covers: impl IntoIterator<Item = Cover>,
+        except: impl Fn(&StreamKey) -> bool,
+        (now, silence): (Instant, Duration),
+        counters: &Counters,
+    ) -> Result<(), LaneError> {
+        for Cover { origin, log, cover } in covers {
+            let key = (origin, log);
+            if key == self.own.key() || except(&key) {
+                continue;
+            }
+            let stream = self.stream(key, now, silence)?;
+            let mut heard = stream.turn.lock();
+            if stream.cover() < cover {
+                *heard = now;
+                self.skip_to(&stream, cover, now, counters);
+                counters.covers_adopted.add(1);
+            }
+        }
+        self.settled.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Forgets the origin-lane among those that `may` go that has been silent longest, if that is longer than `silence`, and nothing in
+/// the ring and no link speaks of it: what is forgotten could come again and would be new. False if there is none.
+fn forget_one(
+    streams: &mut HashMap<StreamKey, Arc<Stream>, ahash::RandomState>,
+    may: impl Fn(&StreamKey) -> bool,
+    now: Instant,
+    silence: Duration,
+) -> bool {
+    let silent = streams.iter().filter(|(key, stream)| may(key) && Arc::strong_count(stream) == 1);
+    let oldest = silent.map(|(key, stream)| (*stream.turn.lock(), *key)).min_by_key(|(heard, _)| *heard);
+    let gone = oldest.filter(|(heard, _)| now.saturating_duration_since(*heard) > silence);
+    gone.is_some_and(|(_, key)| streams.remove(&key).is_some())
+}

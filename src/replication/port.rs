@@ -1,0 +1,523 @@
+//! A tree port's sending side: what its lane writers write, and when.
+//!
+//! Each lane of a port has a [cursor](super::lane::Cursor) in the lane's ring and, for each origin-lane, the highest id that the far
+//! side is known to have: from its OPEN, from what it sent to us, from what we sent to it. A block at or below that is skipped.
+//!
+//! Data is sent only while both sides have opened with the same number. The two OPENs say where it starts, and both sides read the
+//! same from them: at the cover that the far side named; for an origin-lane that it did not name at the beginning, unless the far side
+//! is new to the mesh and we are not: then at the cover that we named, which it takes over.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::{Buf, Bytes};
+use parking_lot::Mutex;
+
+use super::block::{Block, Content, StreamKey};
+use super::lane::{Cursor, Lane};
+use super::ring::{Entry, Read};
+use super::{LaneError, Replication};
+use crate::frame::lane::{self, Cover};
+use crate::ids::{LaneId, OpenMark, OpenNumber, PortId};
+use crate::limits::{LANE_ALIASES_MAX, SHARE_BLOCK_BYTES};
+
+/// A lane writer that finds only blocks that the far side has yields after this many.
+const SKIPPED_BLOCKS_MAX: usize = 4_096;
+
+/// One life of a link, as the replication sees it: a sender for every lane. All are closed at first.
+#[derive(Debug)]
+pub struct Port {
+    id: PortId,
+    lanes: Box<[Arc<PortLane>]>,
+    replication: Arc<Replication>,
+}
+
+impl Port {
+    pub(super) fn new(id: PortId, replication: &Arc<Replication>) -> Self {
+        let lane = |lane: &Lane| {
+            let cursor = Arc::new(Cursor::default());
+            lane.attach(&cursor);
+            Arc::new(PortLane { replication: Arc::clone(replication), id: lane.id, cursor, sender: Mutex::default() })
+        };
+        Self { id, lanes: replication.lanes.iter().map(lane).collect(), replication: Arc::clone(replication) }
+    }
+
+    /// Which.
+    #[must_use]
+    pub fn id(&self) -> PortId {
+        self.id
+    }
+
+    /// The lanes, each at its [`LaneId`]'s place.
+    #[must_use]
+    pub fn lanes(&self) -> &[Arc<PortLane>] {
+        &self.lanes
+    }
+
+    /// As a child: writes an OPEN into every lane. With the number that is open already, the marker is only repeated.
+    pub fn open(&self, mark: &OpenMark, now: Instant) {
+        self.lanes.iter().for_each(|lane| lane.open(mark, now));
+    }
+
+    /// As a parent: writes the answer into every lane, where the child's OPEN of that number has not come yet as soon as it has.
+    pub fn answer(&self, mark: &OpenMark, now: Instant) {
+        self.lanes.iter().for_each(|lane| lane.answer(mark, now));
+    }
+
+    /// Writes a CLOSE into every lane, open or not, and no data after it. Each lane's [`LaneBatch::closed`] confirms it.
+    pub fn close(&self, number: &OpenNumber) {
+        self.lanes.iter().for_each(|lane| lane.close(number));
+    }
+}
+
+/// The link is gone: its cursors hold up nobody any more.
+impl Drop for Port {
+    fn drop(&mut self) {
+        for port_lane in &self.lanes {
+            if let Some(lane) = port_lane.lane() {
+                lane.detach(&port_lane.cursor);
+            }
+            port_lane.stop();
+        }
+        self.replication.progress();
+    }
+}
+
+/// What a lane writer writes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneBatch {
+    /// How many bytes were added to `out`.
+    pub bytes: usize,
+    /// The batch ends with this CLOSE: once it is written, the lane has nothing more to say of that agreement.
+    pub closed: Option<OpenNumber>,
+}
+
+/// The sending side of one lane of one port.
+#[derive(Debug)]
+pub struct PortLane {
+    replication: Arc<Replication>,
+    id: LaneId,
+    cursor: Arc<Cursor>,
+    sender: Mutex<Sender>,
+}
+
+#[derive(Debug, Default)]
+struct Sender {
+    /// The OPEN that we wrote, as long as no CLOSE voids it.
+    mine: Option<Opened>,
+    /// The far side's, likewise.
+    theirs: Option<Opened>,
+    /// An answer that waits for the child's OPEN.
+    answer_due: Option<OpenMark>,
+    /// Both are there with one number: the cursor runs.
+    started: bool,
+    far: HashMap<StreamKey, Far, ahash::RandomState>,
+    /// Whom each alias means. At [`LANE_ALIASES_MAX`] the first is given away again.
+    aliases: Vec<StreamKey>,
+    alias_next: u16,
+    outgoing: Outgoing,
+}
+
+/// What one side's OPEN says.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) number: OpenNumber,
+    pub(super) new: bool,
+    pub(super) covers: Vec<Cover>,
+}
+
+impl Opened {
+    /// CLOSE(n) voids every number of that child up to n.
+    fn is_voided_by(&self, number: &OpenNumber) -> bool {
+        voids(number, &self.number)
+    }
+}
+
+fn voids(closed: &OpenNumber, number: &OpenNumber) -> bool {
+    closed.child == number.child && closed >= number
+}
+
+/// What is known of the far side for one origin-lane.
+#[derive(Debug, Default)]
+struct Far {
+    /// It has every id up to here.
+    known: u64,
+    /// What the stream calls the origin-lane.
+    alias: Option<u16>,
+}
+
+/// Encoded and not yet handed out.
+#[derive(Debug, Default)]
+struct Outgoing {
+    /// In order. Never empty pieces.
+    pieces: VecDeque<Piece>,
+    bytes: usize,
+    /// Heads, markers and small blocks, not yet made into a piece.
+    tail: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Bytes(Bytes),
+    /// The CLOSE of this number ends here.
+    Closed(OpenNumber),
+}
+
+impl PortLane {
+    /// What to write next: appends at most `budget_bytes` to `out`, markers and data in their order. Pending when there is nothing;
+    /// the task is woken when that changes. To be polled by one task, which writes everything before it polls again.
+    pub fn poll(&self, context: &mut Context<'_>, now: Instant, budget_bytes: usize, out: &mut Vec<Bytes>) -> Poll<LaneBatch> {
+        let Some(lane) = self.lane() else { return Poll::Pending };
+        let budget_bytes = budget_bytes.max(1);
+        let mut batch = LaneBatch::default();
+        let mut sender = self.sender.lock();
+        loop {
+            batch.closed = sender.outgoing.hand_out(budget_bytes, &mut batch.bytes, out);
+            if batch.closed.is_some() || batch.bytes == budget_bytes {
+                break;
+            }
+            let filled = sender.fill(self, lane, now, budget_bytes - batch.bytes);
+            if !sender.outgoing.is_empty() {
+                continue;
+            }
+            if batch.bytes > 0 {
+                break;
+            }
+            if filled == Filled::MoreLater {
+                context.waker().wake_by_ref();
+            } else {
+                self.cursor.sleeper.arm(context.waker());
+                if sender.started && !matches!(lane.ring.read(self.cursor.position()), Read::NotYet) {
+                    self.cursor.sleeper.disarm();
+                    continue;
+                }
+            }
+            drop(sender);
+            self.replication.progress();
+            return Poll::Pending;
+        }
+        drop(sender);
+        self.replication.counters.bytes_sent.add(batch.bytes as u64);
+        self.replication.progress();
+        Poll::Ready(batch)
+    }
+
+    fn open(&self, mark: &OpenMark, now: Instant) {
+        let Some(lane) = self.lane() else { return };
+        let mut sender = self.sender.lock();
+        match &sender.mine {
+            // Byte for byte what it said before: the parent may already have acted upon it.
+            Some(mine) if mine.number == mark.number => {
+                let Sender { mine, outgoing, .. } = &mut *sender;
+                mine.iter().for_each(|mine| lane::put_open(&mut outgoing.tail, mark, mine.new, &mine.covers));
+            }
+            _ => self.write_open(&mut sender, lane, mark, now),
+        }
+        drop(sender);
+        self.cursor.sleeper.wake();
+    }
+
+    fn answer(&self, mark: &OpenMark, now: Instant) {
+        let Some(lane) = self.lane() else { return };
+        let mut sender = self.sender.lock();
+        if sender.mine.as_ref().is_some_and(|mine| mine.number == mark.number) {
+            return;
+        }
+        if sender.theirs.as_ref().is_some_and(|theirs| theirs.number == mark.number) {
+            self.write_open(&mut sender, lane, mark, now);
+        } else {
+            sender.answer_due = Some(*mark);
+        }
+        drop(sender);
+        self.cursor.sleeper.wake();
+    }
+
+    fn close(&self, number: &OpenNumber) {
+        let mut sender = self.sender.lock();
+        sender.mine.take_if(|mine| mine.is_voided_by(number));
+        sender.answer_due.take_if(|due| voids(number, &due.number));
+        if sender.mine.is_none() {
+            self.stop_locked(&mut sender);
+        }
+        lane::put_close(&mut sender.outgoing.tail, number);
+        sender.outgoing.end_piece();
+        sender.outgoing.pieces.push_back(Piece::Closed(*number));
+        drop(sender);
+        self.cursor.sleeper.wake();
+        self.replication.progress();
+    }
+
+    /// The far side's OPEN has come, whole.
+    pub(super) fn open_received(&self, mark: &OpenMark, theirs: Opened, now: Instant) -> Result<(), LaneError> {
+        let Some(lane) = self.lane() else { return Ok(()) };
+        let mut sender = self.sender.lock();
+        if sender.theirs.as_ref().is_some_and(|known| known.number == mark.number) {
+            return Ok(()); // repeated until answered
+        }
+        if !theirs.new {
+            self.adopt(&sender, lane, &theirs, now)?;
+        }
+        self.stop_locked(&mut sender);
+        sender.theirs = Some(theirs);
+        if let Some(due) = sender.answer_due.take_if(|due| due.number == mark.number) {
+            self.write_open(&mut sender, lane, &due, now);
+        } else {
+            self.start_if_agreed(&mut sender, lane);
+        }
+        drop(sender);
+        self.cursor.sleeper.wake();
+        self.replication.progress();
+        Ok(())
+    }
+
+    /// The far side will send nothing more of `number` and expects nothing.
+    pub(super) fn close_received(&self, number: &OpenNumber) {
+        let mut sender = self.sender.lock();
+        if sender.theirs.take_if(|theirs| theirs.is_voided_by(number)).is_some() {
+            self.stop_locked(&mut sender);
+        }
+        drop(sender);
+        self.replication.progress();
+    }
+
+    /// The far side has every id of `key` up to `known`: it sent them.
+    pub(super) fn raise(&self, key: StreamKey, known: u64) {
+        let mut sender = self.sender.lock();
+        if sender.started {
+            let far = sender.far.entry(key).or_default();
+            far.known = far.known.max(known);
+        }
+    }
+
+    pub(super) fn replication(&self) -> &Arc<Replication> {
+        &self.replication
+    }
+
+    pub(super) fn lane(&self) -> Option<&Lane> {
+        self.replication.lane(self.id)
+    }
+
+    fn stop(&self) {
+        self.stop_locked(&mut self.sender.lock());
+    }
+
+    fn stop_locked(&self, sender: &mut Sender) {
+        sender.started = false;
+        self.cursor.set_live(false);
+    }
+
+    /// What the far side's OPEN does to a broker that is new to the mesh.
+    fn adopt(&self, sender: &Sender, lane: &Lane, theirs: &Opened, now: Instant) -> Result<(), LaneError> {
+        let age = (now, self.replication.silence());
+        let counters = &self.replication.counters;
+        let covers = theirs.covers.iter().copied();
+        match &sender.mine {
+            // Our question said that we are new and what we know all the same. The parent starts at its own cover for all others,
+            // whatever we have learnt since.
+            Some(mine) if mine.number == theirs.number => {
+                if !mine.new {
+                    return Ok(());
+                }
+                let named: std::collections::HashSet<StreamKey, ahash::RandomState> =
+                    mine.covers.iter().map(|cover| (cover.origin, cover.log)).collect();
+                lane.adopt(covers, |key| named.contains(key), age, counters)
+            }
+            // Our answer will say what we have taken over.
+            _ if lane.is_new(now) => lane.adopt(covers, |key| lane.knows(key), age, counters),
+            _ => Ok(()),
+        }
+    }
+
+    fn write_open(&self, sender: &mut Sender, lane: &Lane, mark: &OpenMark, now: Instant) {
+        let mine = Opened { number: mark.number, new: lane.is_new(now), covers: lane.covers() };
+        lane::put_open(&mut sender.outgoing.tail, mark, mine.new, &mine.covers);
+        self.stop_locked(sender);
+        sender.mine = Some(mine);
+        self.start_if_agreed(sender, lane);
+    }
+
+    fn start_if_agreed(&self, sender: &mut Sender, lane: &Lane) {
+        let Sender { mine: Some(mine), theirs: Some(theirs), far, .. } = sender else { return };
+        if mine.number != theirs.number {
+            return;
+        }
+        far.values_mut().for_each(|far| far.known = 0);
+        let taken_over = if theirs.new && !mine.new { &mine.covers[..] } else { &[] };
+        for cover in taken_over.iter().chain(&theirs.covers) {
+            far.entry((cover.origin, cover.log)).or_default().known = cover.cover;
+        }
+        self.cursor.rewind(&lane.ring);
+        self.cursor.set_live(true);
+        sender.started = true;
+        sender.tell_floors(self, lane);
+    }
+}
+
+/// What became of the attempt to encode more.
+#[derive(Debug, PartialEq, Eq)]
+enum Filled {
+    /// There is nothing more to encode, or enough is.
+    Enough,
+    /// Nothing to send so far, and not yet at the end.
+    MoreLater,
+}
+
+impl Sender {
+    /// Encodes what the cursor comes upon until `goal_bytes` wait.
+    fn fill(&mut self, port: &PortLane, lane: &Lane, now: Instant, goal_bytes: usize) -> Filled {
+        if !self.started {
+            return Filled::Enough;
+        }
+        let mut skipped = 0;
+        while self.outgoing.len() < goal_bytes {
+            match lane.ring.read(port.cursor.position()) {
+                Read::Block(block) => {
+                    let before = self.outgoing.len();
+                    self.encode(port, lane, &block, now);
+                    port.cursor.pass(block.bytes());
+                    skipped += usize::from(before == self.outgoing.len());
+                    if skipped > SKIPPED_BLOCKS_MAX {
+                        return Filled::MoreLater;
+                    }
+                }
+                Read::NotYet => {
+                    port.cursor.caught_up(&lane.ring);
+                    break;
+                }
+                Read::Lapped => {
+                    port.cursor.rewind(&lane.ring);
+                    if !lane.reliable {
+                        port.replication.counters.laps.add(1);
+                    }
+                    self.tell_floors(port, lane);
+                }
+            }
+        }
+        Filled::Enough
+    }
+
+    fn encode(&mut self, port: &PortLane, lane: &Lane, block: &Block, now: Instant) {
+        let key = block.stream.key();
+        let known = self.far.get(&key).map_or(0, |far| far.known);
+        if block.last <= known {
+            return;
+        }
+        let counters = &port.replication.counters;
+        let age_ms = block.age_ms(now);
+        let too_old = age_ms > port.replication.ring_age_ms();
+        let too_far = block.hops >= port.replication.config.hop_max;
+        match &block.content {
+            Content::Messages(body) if !too_old && !too_far => {
+                let alias = self.alias(key);
+                let (hops, first) = (block.hops + 1, block.first);
+                let head = lane::Block { alias, prev: known, hops, age_ms, first, body };
+                lane::put_messages_head(&mut self.outgoing.tail, &head);
+                self.outgoing.push_body(body);
+                counters.blocks_sent.add(1);
+            }
+            Content::Messages(_) => {
+                if too_old { &counters.blocks_aged } else { &counters.blocks_hop_limited }.add(1);
+                self.put_gap(port, lane, key, block.last);
+            }
+            Content::Lost => self.put_gap(port, lane, key, block.last),
+        }
+        self.far.entry(key).or_default().known = block.last;
+    }
+
+    /// Tells the far side what it lacks and the ring no longer has.
+    fn tell_floors(&mut self, port: &PortLane, lane: &Lane) {
+        lane.for_each_floor(|key, floor| {
+            if floor > self.far.get(&key).map_or(0, |far| far.known) {
+                self.put_gap(port, lane, key, floor);
+                self.far.entry(key).or_default().known = floor;
+            }
+        });
+    }
+
+    /// Of QoS 0 nobody is told: ids have holes.
+    fn put_gap(&mut self, port: &PortLane, lane: &Lane, key: StreamKey, to: u64) {
+        if lane.reliable {
+            let from = self.far.get(&key).map_or(0, |far| far.known);
+            let alias = self.alias(key);
+            lane::put_gap(&mut self.outgoing.tail, alias, from, to);
+            port.replication.counters.gaps_sent.add(1);
+        }
+    }
+
+    /// What the stream calls `key`, introduced if it has not been.
+    fn alias(&mut self, key: StreamKey) -> u16 {
+        let far = self.far.entry(key).or_default();
+        if let Some(alias) = far.alias {
+            return alias;
+        }
+        let alias = self.alias_next;
+        far.alias = Some(alias);
+        self.alias_next = (alias + 1) % LANE_ALIASES_MAX;
+        match self.aliases.get_mut(usize::from(alias)) {
+            Some(held) => {
+                let displaced = std::mem::replace(held, key);
+                if let Some(far) = self.far.get_mut(&displaced) {
+                    far.alias = None;
+                }
+            }
+            None => self.aliases.push(key),
+        }
+        lane::put_origin(&mut self.outgoing.tail, alias, key.0, key.1);
+        alias
+    }
+}
+
+impl Outgoing {
+    fn len(&self) -> usize {
+        self.bytes + self.tail.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.tail.is_empty()
+    }
+
+    /// A block's messages, behind their head: small ones are copied, large ones shared (`performance.md`).
+    fn push_body(&mut self, body: &Bytes) {
+        if body.len() < SHARE_BLOCK_BYTES {
+            self.tail.extend_from_slice(body);
+        } else {
+            self.end_piece();
+            self.bytes += body.len();
+            self.pieces.push_back(Piece::Bytes(body.clone()));
+        }
+    }
+
+    fn end_piece(&mut self) {
+        if !self.tail.is_empty() {
+            self.bytes += self.tail.len();
+            self.pieces.push_back(Piece::Bytes(Bytes::copy_from_slice(&self.tail)));
+            self.tail.clear();
+        }
+    }
+
+    /// Moves pieces to `out` until `given` comes to `budget`, or a CLOSE is out.
+    fn hand_out(&mut self, budget: usize, given: &mut usize, out: &mut Vec<Bytes>) -> Option<OpenNumber> {
+        self.end_piece();
+        loop {
+            match self.pieces.front_mut()? {
+                Piece::Closed(number) => {
+                    let number = *number;
+                    self.pieces.pop_front();
+                    return Some(number);
+                }
+                Piece::Bytes(_) if *given == budget => return None,
+                Piece::Bytes(bytes) => {
+                    let piece = bytes.split_to(bytes.remaining().min(budget - *given));
+                    if bytes.is_empty() {
+                        self.pieces.pop_front();
+                    }
+                    self.bytes -= piece.len();
+                    *given += piece.len();
+                    out.push(piece);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The receiving side of one lane of one link: bytes in, new messages to the ring and to local subscribers.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::block::Stream;
+use super::lane::{Arrived, Lane};
+use super::port::{Opened, PortLane};
+use super::{Deliver, LaneError};
+use crate::codec::QoS;
+use crate::frame::lane::{self, Block, Cover, Covers, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages};
+use crate::ids::{OpenMark, OpenNumber};
+use crate::limits::{BLOCK_BYTES, OPEN_COVERS_BYTES_MAX, STREAMS_PER_LANE_MAX};
+
+/// What a lane said to the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneEvent {
+    /// An OPEN has come, whole. Comes again where the far side repeats it.
+    OpenReceived(OpenMark),
+    /// A CLOSE has come: nothing follows of that agreement.
+    CloseReceived(OpenNumber),
+}
+
+/// Reads one lane stream of one link.
+#[derive(Debug)]
+pub struct LaneReceiver {
+    /// The same lane's sending side: it learns from here what the far side has.
+    port_lane: Arc<PortLane>,
+    frame_bytes_max: usize,
+    /// The begin of a frame whose end has not come.
+    partial: Vec<u8>,
+    aliases: Vec<Option<Arc<Stream>>>,
+    state: State,
+    /// An OPEN of which more covers are to come.
+    opening: Option<(OpenMark, Opened)>,
+    /// Something was delivered since the last flush.
+    delivered: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    NeverOpened,
+    Open(OpenNumber),
+    Closed,
+}
+
+impl LaneReceiver {
+    /// The reader of the lane stream that comes from the far side of `port_lane`.
+    #[must_use]
+    pub fn new(port_lane: &Arc<PortLane>) -> Self {
+        let message_bytes_max = port_lane.replication().config.message_bytes_max;
+        let block_bytes_max = message_bytes_max.saturating_add(BLOCK_BYTES + FRAME_OVERHEAD_BYTES_MAX);
+        Self {
+            port_lane: Arc::clone(port_lane),
+            frame_bytes_max: block_bytes_max.max(OPEN_COVERS_BYTES_MAX + FRAME_OVERHEAD_BYTES_MAX),
+            partial: Vec::new(),
+            aliases: Vec::new(),
+            state: State::NeverOpened,
+            opening: None,
+            delivered: false,
+        }
+    }
+
+    /// Takes the next bytes of the stream: appends what is new to the ring, delivers it, and tells the tree what the lane says to it.
+    ///
+    /// # Errors
+    /// What the peer may not send; the link is to be closed. Everything before it has been dealt with.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        now: Instant,
+        deliver: &mut (impl Deliver + ?Sized),
+        events: &mut Vec<LaneEvent>,
+    ) -> Result<(), LaneError> {
+        let done = if self.partial.is_empty() {
+            let (used, done) = self.frames(bytes, now, deliver, events);
+            self.partial.extend_from_slice(bytes.get(used..).unwrap_or_default());
+            done
+        } else {
+            let mut joined = std::mem::take(&mut self.partial);
+            joined.extend_from_slice(bytes);
+            let (used, done) = self.frames(&joined, now, deliver, events);
+            joined.drain(..used);
+            if joined.is_empty() {
+                joined.shrink_to(2 * BLOCK_BYTES);
+            }
+            self.partial = joined;
+            done
+        };
+        if std::mem::take(&mut self.delivered) {
+            deliver.flush();
+        }
+        done
+    }
+
+    /// Deals with the whole frames at the front of `input`. Says how many bytes they are.
+    fn frames(
+        &mut self,
+        input: &[u8],
+        now: Instant,
+        deliver: &mut (impl Deliver + ?Sized),
+        events: &mut Vec<LaneEvent>,
+    ) -> (usize, Result<(), LaneError>) {
+        let mut used = 0;
+        loop {
+            match lane::decode(input.get(used..).unwrap_or_default(), self.frame_bytes_max) {
+                Ok(None) => return (used, Ok(())),
+                Ok(Some((frame, length))) => {
+                    if let Err(error) = self.frame(&frame, now, deliver, events) {
+                        return (used, Err(error));
+                    }
+                    used += length;
+                }
+                Err(error) => return (used, Err(error.into())),
+            }
+        }
+    }
+
+    fn frame(
+        &mut self,
+        frame: &LaneFrame<'_>,
+        now: Instant,
+        deliver: &mut (impl Deliver + ?Sized),
+        events: &mut Vec<LaneEvent>,
+    ) -> Result<(), LaneError> {
+        let port_lane = Arc::clone(&self.port_lane);
+        let Some(lane) = port_lane.lane() else { return Ok(()) };
+        match *frame {
+            LaneFrame::Origin { alias, origin, log } => {
+                let stream = lane.stream((origin, log), now, port_lane.replication().silence())?;
+                let place = usize::from(alias);
+                if self.aliases.len() <= place {
+                    self.aliases.resize(place + 1, None);
+                }
+                if let Some(held) = self.aliases.get_mut(place) {
+                    *held = Some(stream);
+                }
+            }
+            LaneFrame::Open { mark, new, covers, more } => {
+                self.opening = Some((mark, Opened { number: mark.number, new, covers: Vec::new() }));
+                self.covers(covers, more, now, events)?;
+            }
+            LaneFrame::Covers { covers, more } => self.covers(covers, more, now, events)?,
+            LaneFrame::Close { number } => {
+                if matches!(self.state, State::Open(open) if open.child == number.child && open <= number) {
+                    self.state = State::Closed;
+                }
+                port_lane.close_received(&number);
+                events.push(LaneEvent::CloseReceived(number));
+            }
+            LaneFrame::Messages(ref block) => {
+                if let Some(stream) = self.stream(block.alias)? {
+                    self.block(lane, &stream, block, now, deliver)?;
+                }
+            }
+            LaneFrame::Gap { alias, from, to } => {
+                if let Some(stream) = self.stream(alias)? {
+                    self.gap(lane, &stream, from, to, now)?;
+                }
+            }
+            LaneFrame::Unknown => {}
+        }
+        Ok(())
+    }
+
+    /// A page of covers; the last one completes the OPEN.
+    fn covers(&mut self, covers: Covers<'_>, more: bool, now: Instant, events: &mut Vec<LaneEvent>) -> Result<(), LaneError> {
+        let (mark, mut opened) = self.opening.take().ok_or(LaneError::StrayCovers)?;
+        opened.covers.extend(covers.iter().filter(|cover: &Cover| cover.cover > 0));
+        if opened.covers.len() > STREAMS_PER_LANE_MAX {
+            return Err(LaneError::TooManyCovers(STREAMS_PER_LANE_MAX));
+        }
+        if more {
+            self.opening = Some((mark, opened));
+            return Ok(());
+        }
+        self.state = State::Open(mark.number);
+        self.port_lane.open_received(&mark, opened, now)?;
+        events.push(LaneEvent::OpenReceived(mark));
+        Ok(())
+    }
+
+    /// Whose data this is; `None` where it is to be dropped.
+    fn stream(&self, alias: u16) -> Result<Option<Arc<Stream>>, LaneError> {
+        match self.state {
+            State::NeverOpened => Err(LaneError::NeverOpened),
+            State::Closed => {
+                self.port_lane.replication().counters.blocks_closed.add(1);
+                Ok(None)
+            }
+            State::Open(_) => {
+                let held = self.aliases.get(usize::from(alias)).cloned().flatten();
+                held.map(Some).ok_or(LaneError::UnknownAlias(alias))
+            }
+        }
+    }
+
+    fn block(
+        &mut self,
+        lane: &Lane,
+        stream: &Arc<Stream>,
+        block: &Block<'_>,
+        now: Instant,
+        deliver: &mut (impl Deliver + ?Sized),
+    ) -> Result<(), LaneError> {
+        let replication = Arc::clone(self.port_lane.replication());
+        let counters = &replication.counters;
+        // All of it is looked at before any of it is taken.
+        let (last, count) = survey(block, lane.reliable)?;
+        // Before the block is in the ring, where this port's cursor would come upon it.
+        self.port_lane.raise(stream.key(), last);
+        if Arc::ptr_eq(stream, &lane.own) {
+            counters.messages_duplicate.add(count);
+            return Ok(());
+        }
+        let mut heard = stream.turn.lock();
+        let cover = stream.cover();
+        if last <= cover {
+            counters.messages_duplicate.add(count);
+            return Ok(());
+        }
+        if lane.reliable && block.prev > cover {
+            return Err(LaneError::Hole { origin: stream.key().0, prev: block.prev, cover });
+        }
+        *heard = now;
+        let Block { first, hops, age_ms, body, .. } = *block;
+        lane.append(stream, &Arrived { first, last, hops, age_ms, body }, now, counters);
+        let mut new = 0;
+        for (sequence, mut message) in Messages::new(first, body).flatten() {
+            if sequence <= cover {
+                continue;
+            }
+            new += 1;
+            match message.expiry_seconds {
+                Some(seconds) if u64::from(seconds) <= age_ms / 1_000 => counters.messages_expired.add(1),
+                expiry => {
+                    // In range: less than the u32 it is taken from.
+                    message.expiry_seconds = expiry.map(|seconds| seconds - (age_ms / 1_000) as u32);
+                    deliver.deliver(&message);
+                    self.delivered = true;
+                }
+            }
+        }
+        drop(heard);
+        counters.messages_received.add(new);
+        counters.messages_duplicate.add(count - new);
+        lane.wake();
+        Ok(())
+    }
+
+    fn gap(&self, lane: &Lane, stream: &Arc<Stream>, from: u64, to: u64, now: Instant) -> Result<(), LaneError> {
+        let counters = &self.port_lane.replication().counters;
+        self.port_lane.raise(stream.key(), to);
+        if Arc::ptr_eq(stream, &lane.own) {
+            return Ok(());
+        }
+        let mut heard = stream.turn.lock();
+        let cover = stream.cover();
+        if to <= cover {
+            return Ok(());
+        }
+        if lane.reliable && from > cover {
+            return Err(LaneError::Hole { origin: stream.key().0, prev: from, cover });
+        }
+        *heard = now;
+        lane.skip_to(stream, to, now, counters);
+        // A broker that is new to the mesh is owed nothing from before.
+        if lane.is_new(now) { &counters.covers_adopted } else { &counters.gaps_received }.add(1);
+        drop(heard);
+        lane.wake();
+        Ok(())
+    }
+}
+
+/// The last id of a block and how many messages it has, if all of it is well-formed.
+fn survey(block: &Block<'_>, reliable: bool) -> Result<(u64, u64), LaneError> {
+    let mut found = Err(LaneError::EmptyBlock);
+    for message in Messages::new(block.first, block.body) {
+        let (sequence, message) = message?;
+        if (message.qos != QoS::AtMostOnce) != reliable {
+            return Err(LaneError::WrongClass(message.qos));
+        }
+        found = Ok((sequence, found.map_or(1, |(_, count)| count + 1)));
+    }
+    found
+}
