@@ -18,6 +18,9 @@ pub struct Bpdu {
     pub distance: Option<u32>,
     /// Links between the sender and the root; meaningless without a distance.
     pub hops: u8,
+    /// The highest epoch in which the sender, or somebody below it, heard of a root that is worse than theirs and did not follow it.
+    /// The root of `tree` then opens the one after.
+    pub epoch_held: Option<u64>,
     /// The sender, or somebody below it, knows a cheaper way that it may not take in this tree, and asks the root for the next epoch.
     pub request_epoch: bool,
 }

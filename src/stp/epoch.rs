@@ -1,4 +1,4 @@
-//! When a new epoch is asked for, and when the root opens it.
+//! When a new epoch is asked for, when the root opens it, and how long one that others opened may wait.
 //!
 //! Feasibility may forbid a cheaper way. A new epoch forgets every bound, so whoever sees such a way asks its parent, the parent its
 //! own, and the root opens the next epoch. Everybody acts at most once an interval, on its own wish and its children's together, so a
@@ -54,6 +54,33 @@ impl EpochRequests {
             self.not_before = Some(now + self.interval);
         }
         is_due
+    }
+}
+
+/// How long a broker whose way is intact may leave a newer epoch with no better a root unfollowed.
+///
+/// The word usually comes down its own way soon: from the same root, or because the root was told and opens the epoch after. The limit
+/// is for a parent whose link lives while it is dead itself.
+#[derive(Debug)]
+pub(super) struct Patience {
+    limit: Duration,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, since: None }
+    }
+
+    /// Says whether there is something to wait with; returns whether to wait.
+    pub(super) fn waits(&mut self, has_reason: bool, now: Instant) -> bool {
+        self.since = if has_reason { self.since.or(Some(now)) } else { None };
+        self.due().is_some_and(|due| now < due)
+    }
+
+    /// When it ends.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.since.map(|since| since + self.limit)
     }
 }
 

@@ -50,7 +50,7 @@ pub use event::{ChangeCause, Input, Output, PeerError, Role, StpConfig};
 
 use crate::ids::{BrokerId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::limits;
-use epoch::EpochRequests;
+use epoch::{EpochRequests, Patience};
 use port::Port;
 use selection::{Decision, Place, Way};
 
@@ -62,6 +62,9 @@ pub struct Stp {
     /// The highest epoch that was ever heard of or claimed.
     epoch_max: u64,
     requests: EpochRequests,
+    patience: Patience,
+    /// Whether newer epochs with no better a root are left unfollowed at present.
+    is_waiting: bool,
     /// Counts this broker's agreements as a child.
     open_count: u64,
     /// Ordered, so that the same inputs give the same outputs. The shell bounds how many there are (`mesh.max_links`).
@@ -80,6 +83,8 @@ impl Stp {
             place: Place::root(TreeId { epoch, root: config.claim }),
             epoch_max: epoch,
             requests: EpochRequests::new(config.epoch_interval),
+            patience: Patience::new(config.epoch_interval),
+            is_waiting: false,
             open_count: 0,
             ports: BTreeMap::new(),
             changes: 0,
@@ -107,7 +112,7 @@ impl Stp {
             }
             Input::Timeout => {}
         }
-        self.select(out);
+        self.select(now, out);
         let ask_parent = self.request_epoch(now, out);
         self.transmit(ask_parent, out);
         self.close_lanes(out);
@@ -119,9 +124,9 @@ impl Stp {
     /// When [`Input::Timeout`] is due; a moment that has passed means at once.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let request = self.requests.due();
+        let patience = self.patience.due().filter(|_| self.is_waiting);
         let repeat = self.root_port().and_then(|root| self.ports.get(&root)).and_then(|port| port.agreement.repeat_at());
-        [request, repeat].into_iter().flatten().min()
+        [self.requests.due(), patience, repeat].into_iter().flatten().min()
     }
 
     /// The tree this broker belongs to.
@@ -193,15 +198,16 @@ impl Stp {
     /// rcvInfo (802.1D-2004 17.21.8).
     fn bpdu(&mut self, id: PortId, bpdu: &Bpdu, now: Instant, out: &mut Vec<Output>) {
         let Some(port) = self.ports.get_mut(&id) else { return };
-        if bpdu.tree.epoch > limits::EPOCH_MAX {
-            let error = PeerError::EpochOutOfRange { epoch: bpdu.tree.epoch };
+        let epoch = bpdu.epoch_held.unwrap_or(0).max(bpdu.tree.epoch);
+        if epoch > limits::EPOCH_MAX {
+            let error = PeerError::EpochOutOfRange { epoch };
             out.push(Output::Refuse { port: id, error });
             return;
         }
         if !port.receive(bpdu) {
             return;
         }
-        self.epoch_max = self.epoch_max.max(bpdu.tree.epoch);
+        self.epoch_max = self.epoch_max.max(epoch);
         if bpdu.request_epoch && bpdu.tree == self.place.tree {
             self.requests.received(now);
         }
@@ -235,9 +241,14 @@ impl Stp {
     }
 
     /// updtRolesTree (802.1D-2004 17.21.25).
-    fn select(&mut self, out: &mut Vec<Output>) {
+    fn select(&mut self, now: Instant, out: &mut Vec<Output>) {
         let before = (self.place.tree, self.place.root_port());
-        let cause = match self.place.decide(&self.config, self.offers()) {
+        let has_reason =
+            self.offers().any(|offer| self.place.can_wait(&offer)) && self.place.is_intact(&self.config, self.offers());
+        self.is_waiting = self.patience.waits(has_reason, now);
+        let offers = self.offers().filter(|offer| !(self.is_waiting && self.place.can_wait(offer)));
+        let decision = self.place.decide(&self.config, offers, self.epoch_held());
+        let cause = match decision {
             Decision::Stay => return,
             Decision::Claim(cause) => {
                 self.claim();
@@ -253,6 +264,15 @@ impl Stp {
             }
         };
         self.changed(before, cause, out);
+    }
+
+    /// The highest epoch of a worse root that this broker and those below it leave unfollowed; the root is told and opens the next.
+    fn epoch_held(&self) -> Option<u64> {
+        let tree = self.place.tree;
+        let is_held = |offer: &selection::Offer| self.is_waiting && self.place.can_wait(offer) && offer.tree.root < tree.root;
+        let own = self.offers().filter(is_held).map(|offer| offer.tree.epoch).max();
+        let below = self.ports.values().filter_map(|port| port.epoch_held(tree)).max();
+        own.max(below)
     }
 
     fn claim(&mut self) {
@@ -296,9 +316,11 @@ impl Stp {
     /// Port Transmit (802.1D-2004 17.26).
     fn transmit(&mut self, ask_parent: bool, out: &mut Vec<Output>) {
         let root_port = self.place.root_port();
+        let epoch_held = self.epoch_held();
         for (&id, port) in &mut self.ports {
             let request_epoch = ask_parent && root_port == Some(id);
-            if let Some(bpdu) = port.transmit(&self.place, request_epoch) {
+            let epoch_held = epoch_held.filter(|_| root_port == Some(id));
+            if let Some(bpdu) = port.transmit(&self.place, epoch_held, request_epoch) {
                 out.push(Output::SendBpdu { port: id, bpdu });
             }
         }

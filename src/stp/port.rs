@@ -9,7 +9,7 @@ use super::agreement::Agreement;
 use super::bpdu::Bpdu;
 use super::event::Role;
 use super::selection::{Offer, Place};
-use crate::ids::{BrokerId, PortId};
+use crate::ids::{BrokerId, PortId, TreeId};
 
 #[derive(Debug)]
 pub(super) struct Port {
@@ -43,12 +43,13 @@ impl Port {
     }
 
     /// The BPDU to send now, if there is anything that the neighbour has not been told.
-    pub(super) fn transmit(&mut self, place: &Place, request_epoch: bool) -> Option<Bpdu> {
+    pub(super) fn transmit(&mut self, place: &Place, epoch_held: Option<u64>, request_epoch: bool) -> Option<Bpdu> {
         let number = self.sent.map_or(0, |sent| sent.number) + 1;
-        let bpdu = Bpdu { number, tree: place.tree, distance: place.distance(), hops: place.hops(), request_epoch };
-        let told = self
-            .sent
-            .is_some_and(|sent| (sent.tree, sent.distance, sent.hops) == (bpdu.tree, bpdu.distance, bpdu.hops) && !request_epoch);
+        let bpdu = Bpdu { number, tree: place.tree, distance: place.distance(), hops: place.hops(), epoch_held, request_epoch };
+        let told = self.sent.is_some_and(|sent| {
+            (sent.tree, sent.distance, sent.hops, sent.epoch_held) == (bpdu.tree, bpdu.distance, bpdu.hops, bpdu.epoch_held)
+                && !request_epoch
+        });
         if told {
             return None;
         }
@@ -62,6 +63,11 @@ impl Port {
         let distance = heard.distance?;
         let total = distance.checked_add(self.cost.get())?;
         Some(Offer { port: id, tree: heard.tree, distance, total, hops: heard.hops })
+    }
+
+    /// The epoch that a broker of our tree holds back below this port.
+    pub(super) fn epoch_held(&self, tree: TreeId) -> Option<u64> {
+        self.heard.filter(|heard| heard.tree == tree)?.epoch_held
     }
 
     /// Whether this broker's vector is better than the neighbour's (802.1D-2004 17.6): the port is then Designated.

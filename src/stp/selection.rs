@@ -83,8 +83,8 @@ impl Place {
         }
     }
 
-    /// What the offers ask for; one that names an older tree is void.
-    pub(super) fn decide(&self, config: &StpConfig, offers: impl Iterator<Item = Offer>) -> Decision {
+    /// What the offers ask for; one that names an older tree is void. `epoch_held` is what brokers below this one hold back.
+    pub(super) fn decide(&self, config: &StpConfig, offers: impl Iterator<Item = Offer>, epoch_held: Option<u64>) -> Decision {
         let mut best: Option<Offer> = None;
         let (mut is_near, mut is_far, mut keeps_parent) = (false, false, false);
         for offer in offers.filter(|offer| offer.tree >= self.tree) {
@@ -106,6 +106,7 @@ impl Place {
             Some(offer) if keeps_parent => Decision::Follow(offer, ChangeCause::CheaperWay),
             Some(offer) if self.way == Way::None => Decision::Follow(offer, ChangeCause::InReach),
             Some(offer) => Decision::Follow(offer, ChangeCause::ParentLost),
+            None if self.way == Way::Root && epoch_held > Some(self.tree.epoch) => Decision::Claim(ChangeCause::WorseRoot),
             None if self.way == Way::Root => Decision::Stay,
             None if is_far && !is_near => Decision::Detach,
             None => Decision::Claim(ChangeCause::ParentLost),
@@ -131,6 +132,16 @@ impl Place {
             && offer.hops < hop_max
             && !self.is_allowed(offer)
             && matches!(self.way, Way::Parent { distance, .. } if offer.total < distance)
+    }
+
+    /// Whether the offer is of a newer epoch with no better a root: worth following only if the present way fails.
+    pub(super) fn can_wait(&self, offer: &Offer) -> bool {
+        offer.tree > self.tree && offer.tree.root <= self.tree.root
+    }
+
+    /// Whether the present way is intact: the parent still offers it.
+    pub(super) fn is_intact(&self, config: &StpConfig, mut offers: impl Iterator<Item = Offer>) -> bool {
+        offers.any(|offer| self.is_parent(&offer) && offer.tree == self.tree && offer.hops < config.hop_max)
     }
 
     /// Feasibility: a greater tree, the present parent, or a neighbour that is nearer to the root than this broker has ever been.
