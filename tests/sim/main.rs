@@ -12,3 +12,4 @@
 
 #[path = "../architecture.rs"]
 mod architecture;
+mod stp;

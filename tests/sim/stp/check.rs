@@ -1,0 +1,113 @@
+//! What must hold at every instant, and what must hold at rest.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use mqtt_st_quic::stp::{Role, Stp};
+
+use super::world::World;
+
+/// At every instant: no broker hangs below itself. A cycle can only appear through the broker that changed last.
+pub(super) fn no_cycle(world: &World, changed: usize) {
+    let mut at = changed;
+    for _ in 0..world.brokers.len() {
+        let Some(parent) = parent(world, at) else { return };
+        at = parent;
+        assert_ne!(at, changed, "broker {changed} hangs below itself");
+    }
+}
+
+/// At rest, of every part of the mesh whose brokers can reach each other: one tree, its best broker the root, everybody at the least
+/// cost, and data flowing along exactly that tree.
+pub(super) fn at_rest(world: &World) {
+    for members in components(world) {
+        let root = members.iter().copied().max_by_key(|&broker| world.brokers[broker].claim).expect("a component has members");
+        let least = least_costs(world, root);
+        for &broker in &members {
+            let stp = stp(world, broker);
+            assert_eq!(stp.tree(), stp_tree(world, root), "broker {broker} is in another tree");
+            assert_eq!(stp.tree().root, world.brokers[root].claim);
+            assert_eq!(stp.distance(), least[broker], "broker {broker} is not at the least cost");
+            assert_eq!(stp.is_root(), broker == root);
+            ports_at_rest(world, broker);
+        }
+    }
+}
+
+/// The Root port and the parent's Designated port hold the same agreement; nothing else forwards.
+fn ports_at_rest(world: &World, broker: usize) {
+    let stp = stp(world, broker);
+    assert_eq!(stp.root_port().is_some(), !stp.is_root());
+    for (port, role, forwarding) in stp.ports() {
+        let view = &world.brokers[broker].ports[&port];
+        assert_eq!(view.state, (role, forwarding), "the shell was not told");
+        let peer = world.peer(broker, port).expect("at rest every port is a link");
+        let far_port = world.other_end(broker, port);
+        let far = &world.brokers[peer].ports[&far_port];
+        assert_eq!(view.open, far.open, "two ends of one link differ");
+        assert_eq!(forwarding, view.open.is_some());
+        match role {
+            Role::Root => assert_eq!((far.state, forwarding), ((Role::Designated, true), true)),
+            Role::Designated => assert_eq!(forwarding, far.state.0 == Role::Root),
+            Role::Alternate => assert_eq!((far.state, forwarding), ((Role::Designated, false), false)),
+            Role::Disabled => panic!("a port that is up is disabled"),
+        }
+    }
+}
+
+/// The live brokers, by who reaches whom over links that are up.
+pub(super) fn components(world: &World) -> Vec<Vec<usize>> {
+    let mut seen: Vec<bool> = world.brokers.iter().map(|broker| broker.stp.is_none()).collect();
+    let mut components = Vec::new();
+    for first in 0..seen.len() {
+        if std::mem::replace(&mut seen[first], true) {
+            continue;
+        }
+        let mut members = vec![first];
+        let mut next = 0;
+        while let Some(&broker) = members.get(next) {
+            next += 1;
+            for (neighbour, _) in neighbours(world, broker) {
+                if !std::mem::replace(&mut seen[neighbour], true) {
+                    members.push(neighbour);
+                }
+            }
+        }
+        components.push(members);
+    }
+    components
+}
+
+/// Dijkstra, with the cost that a broker itself sees on its way up.
+fn least_costs(world: &World, root: usize) -> Vec<Option<u32>> {
+    let mut least = vec![None; world.brokers.len()];
+    let mut open = BinaryHeap::from([Reverse((0, root))]);
+    while let Some(Reverse((distance, broker))) = open.pop() {
+        if least[broker].is_some() {
+            continue;
+        }
+        least[broker] = Some(distance);
+        open.extend(neighbours(world, broker).map(|(neighbour, cost)| Reverse((distance + cost, neighbour))));
+    }
+    least
+}
+
+/// Over each link of the broker that is up: the other end, and what the other end counts for it.
+fn neighbours(world: &World, broker: usize) -> impl Iterator<Item = (usize, u32)> {
+    world.links.iter().filter(|link| link.generation.is_some()).filter_map(move |link| {
+        let far = if link.ends[0] == broker { 1 } else { 0 };
+        (link.ends[1 - far] == broker).then_some((link.ends[far], link.costs[far]))
+    })
+}
+
+fn parent(world: &World, broker: usize) -> Option<usize> {
+    world.peer(broker, world.brokers[broker].stp.as_ref()?.root_port()?)
+}
+
+fn stp(world: &World, broker: usize) -> &Stp {
+    world.brokers[broker].stp.as_ref().expect("components have live brokers")
+}
+
+fn stp_tree(world: &World, broker: usize) -> mqtt_st_quic::ids::TreeId {
+    stp(world, broker).tree()
+}
