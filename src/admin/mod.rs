@@ -24,6 +24,9 @@ use crate::shared::Topology;
 use crate::task;
 use accept::Bounded;
 
+/// Where `[admin]` listens unless it is configured.
+pub const DEFAULT_BIND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT);
+
 /// What a running broker lets be seen.
 pub trait View: Send + Sync + 'static {
     /// Whether it serves clients.
@@ -106,8 +109,7 @@ pub fn start(config: &Config, view: Arc<dyn View>) -> Result<Handle, AdminError>
         }
         None => None,
     };
-    let default = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT);
-    let admin = match bind("admin.bind", config.admin.bind.unwrap_or(default)) {
+    let admin = match bind("admin.bind", config.admin.bind.unwrap_or(DEFAULT_BIND)) {
         Ok((listener, address)) => {
             serve("admin", listener, http::admin(view, token), stopped);
             Some(address)

@@ -1,1 +1,52 @@
-//! The programs.
+//! The programs: arguments in, exit code out. Decides nothing about MQTT or the mesh.
+//!
+//! stdout is data, stderr is log. Exit codes: 0 good, 1 the thing failed, 2 wrong usage, 130 on Ctrl-C of a one-shot command. An error says
+//! what was wrong and what to do.
+
+mod certs;
+mod config;
+mod log;
+mod output;
+mod settings;
+mod topology;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// An MQTT broker whose instances join themselves into a self-healing mesh over QUIC.
+#[derive(Debug, Parser)]
+#[command(name = "mqtt-st-quic", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make and look at the certificates of a mesh
+    #[command(subcommand)]
+    Certs(certs::Command),
+    /// Check a configuration, or show what it comes to
+    #[command(subcommand)]
+    Config(config::Command),
+    /// Draw the mesh as a running broker knows it
+    Topology(topology::Arguments),
+}
+
+/// Runs the program with the process's arguments.
+#[must_use]
+pub fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Certs(command) => certs::run(command),
+        Command::Config(command) => config::run(&command),
+        Command::Topology(arguments) => topology::run(&arguments),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            output::complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `config check` and `config show`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::output::print;
+use super::{log, settings, settings::Settings};
+use crate::admin;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Say whether a broker could start with this configuration: keys, values, certificates
+    Check(Arguments),
+    /// Print the configuration with environment and defaults, as TOML
+    Show(Arguments),
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The configuration; without one, what the environment and the defaults say
+    file: Option<PathBuf>,
+}
+
+pub(super) fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Check(arguments) => check(arguments),
+        Command::Show(arguments) => show(arguments),
+    }
+}
+
+fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let config = Settings::default().load(arguments.file.as_ref())?;
+    log::check(&config.log)?;
+    let credentials = settings::credentials(&config)?;
+    for listener in config.listeners.iter().filter(|listener| !listener.allow_anonymous) {
+        print(&format!(
+            "warning: listener {}: allow_anonymous is false, and there is no other way to be let in yet",
+            listener.bind
+        ))?;
+    }
+    if let Some(objection) = settings::objection(credentials.as_ref()) {
+        print(&format!("warning: {objection}"))?;
+    }
+    let name = arguments.file.as_ref().map_or_else(|| "the environment".to_owned(), |file| file.display().to_string());
+    print(&format!("{name}: good"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut config = Settings::default().load(arguments.file.as_ref())?;
+    config.admin.token_file = Some(config.admin_token_file());
+    config.admin.bind.get_or_insert(admin::DEFAULT_BIND);
+    print(toml::to_string(&config)?.trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,174 @@
+//! `topology`: the mesh as one running broker knows it, for people, programs and drawings.
+
+mod svg;
+mod text;
+mod tree;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+
+use super::output::print;
+use crate::admin::token;
+use crate::config::ADMIN_PORT;
+use crate::shared::Topology;
+
+/// A broker answers at once or not at all.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// How to draw it
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// The admin interface of any one broker
+    #[arg(long, value_name = "URL", default_value_t = format!("http://127.0.0.1:{ADMIN_PORT}"))]
+    admin: String,
+    /// The broker's admin token, for an interface that is reached through a proxy
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// A tree for the terminal
+    Text,
+    /// The document of /api/v1/topology
+    Json,
+    /// For Graphviz
+    Dot,
+    /// A picture
+    Svg,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let topology = fetch(arguments)?;
+    print(&match arguments.format {
+        Format::Text => text::as_text(&topology),
+        Format::Json => serde_json::to_string_pretty(&topology)?,
+        Format::Dot => text::as_dot(&topology),
+        Format::Svg => svg::as_svg(&topology),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fetch(arguments: &Arguments) -> anyhow::Result<Topology> {
+    let base = arguments.admin.trim_end_matches('/');
+    let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build().into();
+    let mut request = agent.get(format!("{base}/api/v1/topology"));
+    if let Some(path) = &arguments.token_file {
+        let token = token::read(path).with_context(|| format!("cannot read the admin token {}", path.display()))?;
+        request = request.header("Authorization", format!("Bearer {token}"));
+    }
+    let mut answer = request.call().with_context(|| {
+        format!("no broker answers at {base}; is one running there, with [admin] open? --admin URL names another")
+    })?;
+    if answer.status() != 200 {
+        let refusal: serde_json::Value = answer.body_mut().read_json().unwrap_or_default();
+        let why = refusal.get("error").and_then(|why| why.as_str()).unwrap_or("it does not say why");
+        anyhow::bail!("{base} answers {}: {why}", answer.status());
+    }
+    answer.body_mut().read_json().with_context(|| format!("{base} gives no topology; is it the admin interface of a broker?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{BrokerId, Incarnation};
+    use crate::shared::{LastChange, LinkRole, LinkState, TopologyBroker, TopologyLink};
+
+    fn broker(name: &str) -> TopologyBroker {
+        TopologyBroker {
+            name: name.to_owned(),
+            id: BrokerId::derive("m", name),
+            incarnation: Incarnation(1),
+            priority: 32_768,
+            capacity: 3,
+            version: "0.1.0".to_owned(),
+        }
+    }
+
+    fn link(a: &str, b: &str, state: LinkState) -> TopologyLink {
+        let (a, b) = (a.to_owned(), b.to_owned());
+        TopologyLink { a, b, state, role_a: LinkRole::Root, role_b: LinkRole::Designated, cost: 2, rtt_us: 310, loss: 0.0 }
+    }
+
+    /// b is the root; a and d hang on it, c and e on a; f is not joined; c - d is in reserve.
+    fn topology() -> Topology {
+        let mut lossy = link("a", "b", LinkState::Forwarding);
+        lossy.loss = 0.015;
+        Topology {
+            mesh: "m".to_owned(),
+            root: "b".to_owned(),
+            brokers: ["a", "b", "c", "d", "e", "f"].map(broker).into(),
+            links: vec![
+                lossy,
+                link("a", "c", LinkState::Forwarding),
+                link("a", "e", LinkState::Forwarding),
+                link("b", "d", LinkState::Forwarding),
+                link("c", "d", LinkState::Blocked),
+                link("e", "f", LinkState::Down),
+            ],
+            changes: 4,
+            last_change: LastChange { at: 1_700_000_000_000, cause: "root \u{1b}[31m lost".to_owned() },
+        }
+    }
+
+    #[test]
+    fn as_text_it_is_a_tree_and_what_is_beside_it() {
+        let expected = "mesh m, root b: 6 brokers, 6 links; tree changes: 4, last 2023-11-14T22:13:20Z: root \\u{1b}[31m lost\n\
+                        b  root, priority 32768, capacity 3\n\
+                        ├─ a  cost 2, 0.31 ms, 1.5 % lost\n\
+                        │  ├─ c  cost 2, 0.31 ms\n\
+                        │  └─ e  cost 2, 0.31 ms\n\
+                        └─ d  cost 2, 0.31 ms\n\
+                        f  not joined yet\n\
+                        in reserve: c - d  cost 2, 0.31 ms\n\
+                        down: e - f  cost 2, 0.31 ms";
+        assert_eq!(text::as_text(&topology()), expected);
+    }
+
+    #[test]
+    fn for_graphviz_every_broker_and_link_is_named_once() {
+        let dot = text::as_dot(&topology());
+        assert_eq!(dot.lines().count(), 1 + 1 + 6 + 6 + 1);
+        assert!(dot.contains("  \"b\" [style=\"rounded,bold\"];\n"), "{dot}");
+        assert!(dot.contains("  \"c\" -- \"d\" [style=dashed, label=\"cost 2, 0.31 ms\"];\n"), "{dot}");
+    }
+
+    #[test]
+    fn as_a_picture_no_two_brokers_share_a_place() {
+        let mut topology = topology();
+        topology.mesh = "<m & \"n\">".to_owned();
+        let svg = svg::as_svg(&topology);
+        let boxes: Vec<_> =
+            svg.lines().filter(|line| line.starts_with("<rect")).filter_map(|line| line.split(" width").next()).collect();
+        let mut distinct = boxes.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!((boxes.len(), distinct.len()), (6, 6), "{svg}");
+        assert_eq!(svg.lines().filter(|line| line.starts_with("<path")).count(), 6);
+        assert!(svg.contains("<title>&lt;m &amp; &quot;n&quot;&gt;</title>"), "{svg}");
+    }
+
+    /// What a broker tells while the mesh is changing: links that make a cycle, a root that nobody has, a link to itself.
+    #[test]
+    fn an_unsettled_document_is_drawn_all_the_same() {
+        let mut topology = topology();
+        topology.links.extend([
+            link("d", "e", LinkState::Forwarding),
+            link("a", "a", LinkState::Forwarding),
+            link("x", "y", LinkState::Down),
+        ]);
+        assert_eq!(text::as_text(&topology).matches("forwarding: ").count(), 2);
+        topology.root = "nobody".to_owned();
+        assert_eq!(text::as_text(&topology).matches("not joined yet").count(), 6);
+        assert_eq!(svg::as_svg(&topology).matches("<rect").count(), 6);
+        topology.brokers.clear();
+        assert!(!svg::as_svg(&topology).contains("<rect"));
+    }
+}
