@@ -1,2 +1,95 @@
-//! x
-fn main() {}
+//! `loadtest`: a load generator with a ledger for any MQTT broker.
+//!
+//! | module | duty |
+//! |---|---|
+//! | [`arguments`] | the command line |
+//! | [`plan`] | who does what: every client of a run |
+//! | [`run`] | opens the clients, follows the course, collects what everyone has to say |
+//! | [`course`] | warm up, measure, finish: decided from counts and moments alone |
+//! | [`client`] | one publisher or subscriber over one socket |
+//! | [`wire`] | MQTT packets, out and in |
+//! | [`payload`] | the stamp and filler of a message |
+//! | [`ledger`] | lost, duplicated, reordered: one flow's books |
+//! | [`pace`], [`timer`] | the open loop's schedule, and waking for it |
+//! | [`tally`] | what all clients have counted |
+//! | [`report`], [`threshold`], [`progress`] | the results, the conditions on them, the bar |
+//! | [`clock`] | the one place that reads time |
+
+mod arguments;
+mod client;
+mod clock;
+mod course;
+mod ledger;
+mod pace;
+mod payload;
+mod plan;
+mod progress;
+mod report;
+mod run;
+mod tally;
+mod threshold;
+mod timer;
+mod wire;
+
+use std::fs;
+use std::io::{Write, stderr, stdout};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use crate::arguments::{Arguments, Output};
+use crate::plan::Plan;
+use crate::progress::Progress;
+use crate::report::Report;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// What a shell expects of a program that was interrupted.
+const EXIT_INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let command = Arguments::parse().command;
+    load(&Plan::new(&command), command.output()).unwrap_or_else(|error| {
+        complain(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// Runs, reports and judges.
+fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
+    let runtime = runtime(plan.threads)?;
+    let mut progress = Progress::new(output.quiet);
+    let outcome = runtime.block_on(run::run(plan, &mut progress))?;
+    let report = Report::new(plan, outcome);
+    write!(stdout(), "{report}").context("cannot write the report to stdout")?;
+    if let Some(path) = &output.json {
+        let json = serde_json::to_vec_pretty(&report)?;
+        fs::write(path, json).with_context(|| format!("cannot write --json {}", path.display()))?;
+    }
+    let failures: Vec<_> = output.fail_on.iter().filter_map(|threshold| threshold.failure(&report)).collect();
+    report.faults.iter().for_each(|fault| complain(fault));
+    failures.iter().for_each(|failure| complain(&format!("--fail-on {failure}")));
+    Ok(if report.interrupted {
+        ExitCode::from(EXIT_INTERRUPTED)
+    } else if report.faults.is_empty() && failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// One thread needs no work stealing, and is cheaper without.
+fn runtime(threads: u16) -> Result<tokio::runtime::Runtime> {
+    let mut builder = match threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    builder.worker_threads(usize::from(threads)).enable_all().build().context("cannot start the runtime")
+}
+
+fn complain(error: &str) {
+    // Where stderr is closed there is nobody left to tell.
+    let _ = writeln!(stderr(), "loadtest: {error}");
+}

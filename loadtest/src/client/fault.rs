@@ -1,0 +1,55 @@
+//! Why a client could not go on.
+
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::wire::{QoS, WireFault};
+
+/// Why a client could not go on, and which.
+#[derive(Debug, Error)]
+#[error("{client} at {broker}: {fault}")]
+pub(crate) struct ClientFault {
+    /// "publisher 3"
+    pub(crate) client: String,
+    /// Host and port.
+    pub(crate) broker: String,
+    #[source]
+    pub(crate) fault: Fault,
+}
+
+/// Why a client could not go on.
+#[derive(Debug, Error)]
+pub(crate) enum Fault {
+    #[error("cannot connect: {0}; is a broker listening there?")]
+    Connect(#[source] io::Error),
+    #[error("no answer within {0:?} (--timeout)")]
+    NoAnswer(Duration),
+    #[error("the connection failed: {0}")]
+    Connection(#[from] io::Error),
+    #[error("the broker closed the connection")]
+    Closed,
+    #[error("the broker ended the connection with reason code {0:#04x}")]
+    Disconnected(u8),
+    #[error("the broker refused the connection: {0}")]
+    Refused(String),
+    #[error("the broker refused the subscription to {filter:?}: {reason}")]
+    SubscriptionRefused { filter: String, reason: String },
+    #[error("the broker granted QoS {granted} where QoS {asked} was asked for")]
+    QosLowered { asked: QoS, granted: QoS },
+    #[error("the broker delivered at QoS {delivered} what was published and subscribed at QoS {asked}")]
+    QosChanged { asked: QoS, delivered: QoS },
+    #[error("the broker takes packets of at most {packet_bytes_max} bytes and these have {packet_bytes}; lower --payload-bytes")]
+    PacketTooLarge { packet_bytes: usize, packet_bytes_max: u32 },
+    #[error("the broker acknowledged packet id {0}, which it owes no such acknowledgement")]
+    UnknownAcknowledgement(u16),
+    #[error("the broker owes an answer and has sent nothing for {0:?} (--timeout)")]
+    Silent(Duration),
+    #[error("the broker has read nothing of what was sent for {0:?} (--timeout)")]
+    Deaf(Duration),
+    #[error(transparent)]
+    Wire(#[from] WireFault),
+    #[error("mqttbytes cannot write the packet: {0:?}")]
+    Unwritable(mqttbytes::Error),
+}

@@ -1,0 +1,30 @@
+//! One MQTT client each: a publisher or a subscriber, as a single poll function over a buffered socket.
+//!
+//! A client reads as many packets as one read brings, answers and sends all it may, and writes everything in one write: that,
+//! not the language, is what makes thousands of clients cheap.
+
+mod connection;
+mod fault;
+mod gate;
+mod in_flight;
+mod liveness;
+mod publisher;
+mod subscriber;
+mod transport;
+
+pub(crate) use connection::{Connection, ConnectionPlan};
+pub(crate) use fault::{ClientFault, Fault};
+pub(crate) use gate::{Gate, Phase, PhaseSwitch};
+pub(crate) use publisher::{Pace, Publisher, PublisherPlan};
+pub(crate) use subscriber::{FlowKey, Subscriber, SubscriberPlan};
+
+use crate::tally::Tally;
+
+/// What all clients of a run share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// The run's random number, in every stamp.
+    pub(crate) run: u32,
+    pub(crate) phase: PhaseSwitch,
+    pub(crate) tally: Tally,
+}

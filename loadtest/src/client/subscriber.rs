@@ -1,0 +1,326 @@
+//! A subscriber: acknowledges, checks and books what arrives.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::future::poll_fn;
+use std::num::NonZeroU16;
+use std::sync::{Arc, MutexGuard};
+use std::task::{Context, Poll};
+
+use super::Shared;
+use super::connection::{Connection, ConnectionPlan};
+use super::fault::Fault;
+use super::gate::{Gate, Phase};
+use crate::clock::now_ns;
+use crate::ledger::{Arrival, Flow};
+use crate::payload::{self, PayloadFault};
+use crate::tally::{Latencies, Tally};
+use crate::wire::{
+    Frame, PacketKind, Publish, QoS, Version, WireFault, acknowledgement, publish, suback, subscribe, write_acknowledgement,
+};
+
+/// Nothing more is read while so many bytes of acknowledgements wait for a broker that does not read them.
+const QUEUED_BYTES_MAX: usize = 1024 * 1024;
+
+/// Publishers one subscriber can tell apart; messages of others count as foreign.
+const FLOWS_MAX: usize = 1_000_000;
+
+/// Whose messages a flow holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct FlowKey {
+    pub(crate) run: u32,
+    pub(crate) publisher: u32,
+}
+
+/// What a subscriber listens to.
+#[derive(Clone, Debug)]
+pub(crate) struct SubscriberPlan {
+    /// Its number in the run.
+    pub(crate) index: u32,
+    pub(crate) filter: String,
+    pub(crate) qos: QoS,
+    /// The one publisher expected, if it is one of this run; its topic is then the filter.
+    pub(crate) publisher: Option<u32>,
+}
+
+/// See the module.
+pub(crate) struct Subscriber {
+    connection: Connection,
+    inbox: Inbox,
+    /// The subscriber's own doorbell.
+    gate: Arc<Gate>,
+    /// The doorbell of the publisher it listens to.
+    publisher: Option<Arc<Gate>>,
+    shared: Arc<Shared>,
+}
+
+impl Subscriber {
+    /// Connects, subscribes and waits for the broker's consent.
+    ///
+    /// # Errors
+    /// When the broker refuses, lowers the quality of service, or fails.
+    pub(crate) async fn open(
+        connection: &ConnectionPlan,
+        plan: SubscriberPlan,
+        gate: Arc<Gate>,
+        publisher: Option<Arc<Gate>>,
+        shared: Arc<Shared>,
+    ) -> Result<Self, Fault> {
+        let timeout = connection.timeout;
+        let mut connection = Connection::open(connection).await?;
+        subscribe(connection.version(), &plan.filter, plan.qos, connection.out()).map_err(Fault::Unwritable)?;
+        let inbox = Inbox::new(plan, shared.run, connection.version());
+        let mut subscriber = Self { connection, inbox, gate, publisher, shared };
+        let granted = poll_fn(|cx| match subscriber.poll(cx) {
+            Poll::Pending if subscriber.inbox.subscribed => Poll::Ready(Ok(())),
+            other => other,
+        });
+        tokio::time::timeout(timeout, granted).await.unwrap_or(Err(Fault::NoAnswer(timeout)))?;
+        Ok(subscriber)
+    }
+
+    /// Receives until the run closes, then disconnects.
+    ///
+    /// # Errors
+    /// When the connection or the broker fails.
+    pub(crate) async fn run(&mut self) -> Result<(), Fault> {
+        poll_fn(|cx| self.poll(cx)).await?;
+        self.connection.close().await
+    }
+
+    /// Its number in the run, and the ledgers of all it has heard.
+    pub(crate) fn into_flows(self) -> (u32, Vec<(FlowKey, Flow)>) {
+        (self.inbox.plan.index, self.inbox.flows.list)
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        self.gate.register(cx.waker());
+        self.connection.keep_alive(cx, false)?;
+        loop {
+            let backed_up = self.connection.queued_bytes() >= QUEUED_BYTES_MAX;
+            let read = if backed_up { Poll::Pending } else { self.read(cx)? };
+            let flushed = self.connection.poll_flush(cx)?;
+            if self.shared.phase.now() == Phase::Close {
+                return Poll::Ready(Ok(()));
+            }
+            let waiting = if backed_up { flushed.is_pending() } else { read.is_pending() };
+            if waiting {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Takes one batch from the socket, and books it.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        let mut batch = Batch::new(&self.shared.tally, self.inbox.plan.index);
+        let read = self.connection.poll_frames(cx, |frame, out| self.inbox.take(frame, out, &mut batch));
+        batch.book(self.publisher.as_deref());
+        read
+    }
+}
+
+/// Everything about what arrives that needs no socket.
+struct Inbox {
+    plan: SubscriberPlan,
+    run: u32,
+    version: Version,
+    subscribed: bool,
+    flows: Flows,
+    /// QoS 2: packet ids that have been received and not yet released.
+    unreleased: PacketIds,
+}
+
+impl Inbox {
+    fn new(plan: SubscriberPlan, run: u32, version: Version) -> Self {
+        let mut flows = Flows::default();
+        if let Some(publisher) = plan.publisher {
+            flows.expect(FlowKey { run, publisher });
+        }
+        Self { plan, run, version, subscribed: false, flows, unreleased: PacketIds::default() }
+    }
+
+    fn take(&mut self, frame: &Frame<'_>, out: &mut Vec<u8>, batch: &mut Batch<'_>) -> Result<(), Fault> {
+        match frame.kind {
+            PacketKind::Publish => {
+                let publish = publish(frame, self.version)?;
+                if self.acknowledge(&publish, out) {
+                    self.deliver(&publish, batch)?;
+                }
+            }
+            PacketKind::PubRel => {
+                let (id, _) = acknowledgement(frame, self.version)?;
+                self.unreleased.remove(id);
+                write_acknowledgement(PacketKind::PubComp, id, out);
+            }
+            PacketKind::SubAck if !self.subscribed => self.granted(frame)?,
+            unexpected => return Err(WireFault::Unexpected(unexpected).into()),
+        }
+        Ok(())
+    }
+
+    fn granted(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+        let granted = suback(frame, self.version)?
+            .map_err(|reason| Fault::SubscriptionRefused { filter: self.plan.filter.clone(), reason })?;
+        if granted < self.plan.qos {
+            return Err(Fault::QosLowered { asked: self.plan.qos, granted });
+        }
+        self.subscribed = true;
+        Ok(())
+    }
+
+    /// Queues the answer a PUBLISH asks for; false if it is the repetition of one that is not released yet.
+    fn acknowledge(&mut self, publish: &Publish<'_>, out: &mut Vec<u8>) -> bool {
+        match (publish.qos, publish.packet_id) {
+            (QoS::AtLeastOnce, Some(id)) => write_acknowledgement(PacketKind::PubAck, id, out),
+            (QoS::ExactlyOnce, Some(id)) => {
+                write_acknowledgement(PacketKind::PubRec, id, out);
+                return self.unreleased.insert(id);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn deliver(&mut self, publish: &Publish<'_>, batch: &mut Batch<'_>) -> Result<(), Fault> {
+        let stamp = payload::read(publish.payload);
+        let Some(publisher) = self.plan.publisher else {
+            match stamp {
+                Ok(stamp) => {
+                    let key = FlowKey { run: stamp.run, publisher: stamp.publisher };
+                    match self.flows.of(key, stamp.sequence) {
+                        Some(flow) => batch.arrived(flow.book(stamp.sequence), stamp.due_at_ns),
+                        None => batch.foreign += 1,
+                    }
+                }
+                Err(PayloadFault::Foreign) => batch.foreign += 1,
+                Err(PayloadFault::Corrupted) => batch.corrupted += 1,
+            }
+            return Ok(());
+        };
+        if publish.qos != self.plan.qos {
+            return Err(Fault::QosChanged { asked: self.plan.qos, delivered: publish.qos });
+        }
+        // The topic holds the run's number, so whatever else arrives on it, or under another, has been mangled.
+        let expected = FlowKey { run: self.run, publisher };
+        match stamp {
+            Ok(stamp) if (stamp.run, stamp.publisher) == (self.run, publisher) && publish.topic == self.plan.filter.as_bytes() => {
+                if let Some(flow) = self.flows.of(expected, stamp.sequence) {
+                    batch.arrived(flow.book(stamp.sequence), stamp.due_at_ns);
+                }
+            }
+            _ => batch.corrupted += 1,
+        }
+        Ok(())
+    }
+}
+
+/// The ledgers of one subscriber, by publisher. Messages of one publisher mostly come in runs, so the last ledger is tried
+/// first.
+#[derive(Default)]
+struct Flows {
+    list: Vec<(FlowKey, Flow)>,
+    places: HashMap<FlowKey, usize>,
+    last: usize,
+}
+
+impl Flows {
+    /// A flow from its first message on.
+    fn expect(&mut self, key: FlowKey) {
+        self.places.insert(key, self.list.len());
+        self.list.push((key, Flow::default()));
+    }
+
+    /// The flow of `key`, joined at `sequence` if it is new; `None` when there are too many.
+    fn of(&mut self, key: FlowKey, sequence: u64) -> Option<&mut Flow> {
+        if self.list.get(self.last).is_none_or(|(last, _)| *last != key) {
+            let places = self.places.len();
+            self.last = match self.places.entry(key) {
+                Entry::Occupied(place) => *place.get(),
+                Entry::Vacant(_) if places >= FLOWS_MAX => return None,
+                Entry::Vacant(vacant) => {
+                    self.list.push((key, Flow::joined_at(sequence)));
+                    *vacant.insert(places)
+                }
+            };
+        }
+        self.list.get_mut(self.last).map(|(_, flow)| flow)
+    }
+}
+
+/// A set of packet ids: one bit each, and no memory until the first is in it.
+#[derive(Default)]
+struct PacketIds(Vec<u64>);
+
+impl PacketIds {
+    /// False if it was there.
+    fn insert(&mut self, id: NonZeroU16) -> bool {
+        self.0.resize(usize::from(u16::MAX) / 64 + 1, 0);
+        let (place, bit) = Self::place(id);
+        self.0.get_mut(place).is_some_and(|word| {
+            let absent = *word & bit == 0;
+            *word |= bit;
+            absent
+        })
+    }
+
+    fn remove(&mut self, id: NonZeroU16) {
+        let (place, bit) = Self::place(id);
+        if let Some(word) = self.0.get_mut(place) {
+            *word &= !bit;
+        }
+    }
+
+    fn place(id: NonZeroU16) -> (usize, u64) {
+        (usize::from(id.get()) / 64, 1 << (id.get() % 64))
+    }
+}
+
+/// What one read brought, booked at its end.
+struct Batch<'a> {
+    tally: &'a Tally,
+    subscriber: u32,
+    /// When the first message of the batch was seen, from when on messages are measured, and where.
+    measuring: Option<(u64, u64, MutexGuard<'a, Latencies>)>,
+    advanced: u64,
+    delivered: u64,
+    duplicated: u64,
+    reordered: u64,
+    corrupted: u64,
+    foreign: u64,
+}
+
+impl<'a> Batch<'a> {
+    fn new(tally: &'a Tally, subscriber: u32) -> Self {
+        let (advanced, delivered, duplicated, reordered, corrupted, foreign) = Default::default();
+        Self { tally, subscriber, measuring: None, advanced, delivered, duplicated, reordered, corrupted, foreign }
+    }
+
+    fn arrived(&mut self, arrival: Arrival, due_at_ns: u64) {
+        match arrival {
+            Arrival::Forward { advanced } => self.advanced += advanced,
+            Arrival::Late => self.reordered += 1,
+            Arrival::Duplicate => {
+                self.duplicated += 1;
+                return;
+            }
+        }
+        self.delivered += 1;
+        let (tally, subscriber) = (self.tally, self.subscriber);
+        let (now_ns, measured_from_ns, latencies) =
+            self.measuring.get_or_insert_with(|| (now_ns(), tally.measured_from_ns(), tally.latencies_of(subscriber)));
+        if due_at_ns >= *measured_from_ns {
+            latencies.saturating_record(now_ns.saturating_sub(due_at_ns));
+        }
+    }
+
+    fn book(self, publisher: Option<&Gate>) {
+        self.tally.delivered.add(self.delivered);
+        self.tally.duplicated.add(self.duplicated);
+        self.tally.reordered.add(self.reordered);
+        self.tally.corrupted.add(self.corrupted);
+        self.tally.foreign.add(self.foreign);
+        if let Some(publisher) = publisher.filter(|_| self.advanced > 0) {
+            publisher.pass(self.advanced);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! An open loop: messages leave by a schedule that knows nothing of how the broker fares.
+//!
+//! Message `k` of a run is due at `start + k / rate` and belongs to publisher `k mod publishers`. A message that leaves late,
+//! because the broker or we were slow, still bears the time it was due: its latency includes the delay it would have caused a
+//! real client (correction for coordinated omission).
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::{Gate, Phase, Shared};
+use crate::clock::now_ns;
+use crate::timer::Timer;
+
+/// When each message of each publisher is due.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    start_ns: u64,
+    interval_ns: f64,
+    publishers: u64,
+}
+
+impl Schedule {
+    /// `per_second` messages a second from `start_ns` on, taken in turn by so many publishers.
+    pub(crate) fn new(start_ns: u64, per_second: f64, publishers: u32) -> Self {
+        Self { start_ns, interval_ns: 1e9 / per_second, publishers: u64::from(publishers.max(1)) }
+    }
+
+    /// When message `sequence` of `publisher` is due.
+    pub(crate) fn due_at_ns(&self, publisher: u32, sequence: u64) -> u64 {
+        self.due_at_ns_of(sequence * self.publishers + u64::from(publisher))
+    }
+
+    /// When message `k` of the run is due.
+    fn due_at_ns_of(&self, k: u64) -> u64 {
+        // A double is exact to the microsecond for some centuries of nanoseconds.
+        self.start_ns + (k as f64 * self.interval_ns) as u64
+    }
+
+    /// How many messages of the run are due at `now_ns`.
+    fn due_by(&self, now_ns: u64) -> u64 {
+        match now_ns.checked_sub(self.start_ns) {
+            Some(elapsed_ns) => (elapsed_ns as f64 / self.interval_ns) as u64 + 1,
+            None => 0,
+        }
+    }
+}
+
+/// Wakes each publisher when its next message is due, until the run stops publishing.
+///
+/// # Errors
+/// When the system gives no timer.
+pub(crate) async fn wake_when_due(schedule: Schedule, gates: Vec<Arc<Gate>>, shared: Arc<Shared>) -> io::Result<()> {
+    let timer = Timer::new()?;
+    let mut next = 0;
+    while shared.phase.now() == Phase::Publish {
+        let due_at_ns = schedule.due_at_ns_of(next);
+        match due_at_ns.checked_sub(now_ns()).filter(|&wait_ns| wait_ns > 0) {
+            Some(wait_ns) => timer.sleep(Duration::from_nanos(wait_ns)).await?,
+            None => tokio::task::yield_now().await,
+        }
+        let now_ns = now_ns();
+        if due_at_ns >= shared.tally.measured_from_ns() {
+            shared.tally.record_lateness(now_ns.saturating_sub(due_at_ns));
+        }
+        let due = schedule.due_by(now_ns).max(next + 1);
+        let woken = (due - next).min(schedule.publishers);
+        (next..next + woken).filter_map(|k| gates.get((k % schedule.publishers) as usize)).for_each(|gate| gate.wake());
+        next = due;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn publishers_take_turns_at_the_rate_of_the_run() {
+        let schedule = Schedule::new(1_000_000, 1_000.0, 4);
+        assert_eq!(
+            (schedule.due_at_ns(0, 0), schedule.due_at_ns(1, 0), schedule.due_at_ns(3, 0)),
+            (1_000_000, 2_000_000, 4_000_000)
+        );
+        assert_eq!((schedule.due_at_ns(0, 1), schedule.due_at_ns(2, 10)), (5_000_000, 43_000_000));
+    }
+
+    #[test]
+    fn what_is_due_agrees_with_when_it_is_due() {
+        for per_second in [0.5, 3.0, 1_000.0, 333_333.0, 2_000_000.0] {
+            let schedule = Schedule::new(77, per_second, 1);
+            for k in [0, 1, 2, 10, 1_000, 999_999] {
+                let due_at_ns = schedule.due_at_ns(0, k);
+                // Rounding may say a message is due one nanosecond before or after its time, no more.
+                assert!(schedule.due_by(due_at_ns + 2) > k, "{k} at {per_second}/s");
+                assert!(schedule.due_by(due_at_ns - 2) <= k + 1, "{k} at {per_second}/s");
+            }
+            assert_eq!(schedule.due_by(76), 0);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What is in a message: a stamp that says which message it is, then filler that depends on the stamp.
+//!
+//! ```text
+//! 0      4        8      12          16         24          32
+//! | MLT1 | digest | run  | publisher | sequence | due at ns | filler ...
+//! ```
+//!
+//! All big-endian. The digest covers the rest of the stamp and the payload's length; the filler is a slice of a fixed random
+//! block, begun at a place the stamp chooses, so that truncated, padded, stale or exchanged bytes are noticed at the price of
+//! one `memcpy` here and one `memcmp` there.
+
+use thiserror::Error;
+
+/// The stamp's length, hence the shortest payload, in bytes.
+pub(crate) const STAMP_BYTES: usize = 32;
+
+const MAGIC: [u8; 4] = *b"MLT1";
+
+/// Length of the filler's repeating block; a power of two.
+const BLOCK_BYTES: usize = 4096;
+
+static BLOCK: [u8; BLOCK_BYTES] = random_block();
+
+/// Which message this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    /// A random number of the publishing run, so that leftovers of another run are told apart.
+    pub(crate) run: u32,
+    /// The publisher within the run, from 0.
+    pub(crate) publisher: u32,
+    /// The message within the publisher, from 0.
+    pub(crate) sequence: u64,
+    /// When it was due to be sent, in nanoseconds since the Unix epoch. In an open loop that is the schedule's time, not the
+    /// time it really left: that corrects for coordinated omission.
+    pub(crate) due_at_ns: u64,
+}
+
+/// Why a payload is not one of ours, unharmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum PayloadFault {
+    /// No stamp: somebody else's message.
+    #[error("the payload was not written by loadtest")]
+    Foreign,
+    /// A stamp whose digest, or filler, does not fit.
+    #[error("the payload was changed on its way")]
+    Corrupted,
+}
+
+/// Appends the payload of `stamp` to `out`: `payload_bytes` bytes, at least [`STAMP_BYTES`].
+pub(crate) fn write(stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
+    let filler_bytes = payload_bytes.saturating_sub(STAMP_BYTES);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&digest(stamp, STAMP_BYTES + filler_bytes).to_be_bytes());
+    out.extend_from_slice(&stamp.run.to_be_bytes());
+    out.extend_from_slice(&stamp.publisher.to_be_bytes());
+    out.extend_from_slice(&stamp.sequence.to_be_bytes());
+    out.extend_from_slice(&stamp.due_at_ns.to_be_bytes());
+    filler(stamp, filler_bytes).for_each(|piece| out.extend_from_slice(piece));
+}
+
+/// Reads the stamp and checks every byte.
+///
+/// # Errors
+/// When the payload is foreign or has been changed.
+pub(crate) fn read(payload: &[u8]) -> Result<Stamp, PayloadFault> {
+    let (magic, rest) = payload.split_first_chunk().ok_or(PayloadFault::Foreign)?;
+    if *magic != MAGIC {
+        return Err(PayloadFault::Foreign);
+    }
+    let (stamp, seen, mut rest) = read_stamp(rest).ok_or(PayloadFault::Corrupted)?;
+    if seen != digest(&stamp, payload.len()) {
+        return Err(PayloadFault::Corrupted);
+    }
+    for piece in filler(&stamp, rest.len()) {
+        rest = rest.strip_prefix(piece).ok_or(PayloadFault::Corrupted)?;
+    }
+    Ok(stamp)
+}
+
+/// The stamp and its digest after the magic, and what follows them.
+fn read_stamp(bytes: &[u8]) -> Option<(Stamp, u32, &[u8])> {
+    let (digest, bytes) = bytes.split_first_chunk()?;
+    let (run, bytes) = bytes.split_first_chunk()?;
+    let (publisher, bytes) = bytes.split_first_chunk()?;
+    let (sequence, bytes) = bytes.split_first_chunk()?;
+    let (due_at_ns, bytes) = bytes.split_first_chunk()?;
+    let stamp = Stamp {
+        run: u32::from_be_bytes(*run),
+        publisher: u32::from_be_bytes(*publisher),
+        sequence: u64::from_be_bytes(*sequence),
+        due_at_ns: u64::from_be_bytes(*due_at_ns),
+    };
+    Some((stamp, u32::from_be_bytes(*digest), bytes))
+}
+
+/// A digest against accidents, not against malice.
+fn digest(stamp: &Stamp, payload_bytes: usize) -> u32 {
+    let identity = u64::from(stamp.run) << 32 | u64::from(stamp.publisher);
+    let mixed = [identity, stamp.sequence, stamp.due_at_ns].iter().fold(payload_bytes as u64, |state, word| {
+        let product = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        product ^ (product >> 29)
+    });
+    (mixed >> 32) as u32
+}
+
+/// The filler as pieces of [`BLOCK`], in order.
+fn filler(stamp: &Stamp, filler_bytes: usize) -> impl Iterator<Item = &'static [u8]> {
+    let mut start = (stamp.sequence as usize).wrapping_mul(61).wrapping_add(stamp.publisher as usize) % BLOCK_BYTES;
+    let mut left = filler_bytes;
+    std::iter::from_fn(move || {
+        let length = left.min(BLOCK_BYTES - start);
+        let piece = BLOCK.get(start..start + length).filter(|piece| !piece.is_empty())?;
+        (start, left) = (0, left - length);
+        Some(piece)
+    })
+}
+
+#[expect(clippy::indexing_slicing, reason = "evaluated by the compiler, which refuses an index out of bounds")]
+const fn random_block() -> [u8; BLOCK_BYTES] {
+    let mut block = [0; BLOCK_BYTES];
+    let mut state: u32 = 0x2545_f491;
+    let mut at = 0;
+    while at < BLOCK_BYTES {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        block[at] = (state >> 11) as u8;
+        at += 1;
+    }
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(sequence: u64) -> Stamp {
+        Stamp { run: 0xfeed_beef, publisher: 7, sequence, due_at_ns: sequence ^ 0x1797_9cfe_362a_0000 }
+    }
+
+    fn written(sequence: u64, payload_bytes: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        write(&stamp(sequence), payload_bytes, &mut out);
+        out
+    }
+
+    #[test]
+    fn what_is_written_is_read_at_every_length() {
+        for payload_bytes in [32, 33, 64, 1000, BLOCK_BYTES, BLOCK_BYTES + 32, 3 * BLOCK_BYTES + 5] {
+            for sequence in [0, 1, 66, 67, 4095, u64::MAX] {
+                let payload = written(sequence, payload_bytes);
+                assert_eq!(payload.len(), payload_bytes);
+                assert_eq!(read(&payload), Ok(stamp(sequence)), "{payload_bytes} bytes, sequence {sequence}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_changed_byte_is_noticed() {
+        let payload = written(5, 200);
+        for at in 0..payload.len() {
+            let mut changed = payload.clone();
+            changed[at] ^= 0x40;
+            let expected = if at < MAGIC.len() { PayloadFault::Foreign } else { PayloadFault::Corrupted };
+            assert_eq!(read(&changed), Err(expected), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn truncation_padding_and_exchanged_filler_are_noticed() {
+        let payload = written(5, 200);
+        for length in 4..payload.len() {
+            assert_eq!(read(&payload[..length]), Err(PayloadFault::Corrupted), "cut to {length}");
+        }
+        assert_eq!(read(&[payload.as_slice(), b"x"].concat()), Err(PayloadFault::Corrupted));
+        let other = written(6, 200);
+        assert_eq!(read(&[&payload[..STAMP_BYTES], &other[STAMP_BYTES..]].concat()), Err(PayloadFault::Corrupted));
+    }
+
+    #[test]
+    fn other_peoples_messages_are_foreign() {
+        for payload in [&b""[..], b"MLT", b"hello", &[0; 64]] {
+            assert_eq!(read(payload), Err(PayloadFault::Foreign));
+        }
+    }
+}

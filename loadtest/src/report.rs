@@ -1,0 +1,349 @@
+//! What a run has found, for people and for programs.
+
+use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::client::FlowKey;
+use crate::ledger::Flow;
+use crate::plan::Plan;
+use crate::run::Outcome;
+use crate::tally::{Latencies, Snapshot};
+use crate::wire::{QoS, Version};
+
+/// Flows listed by themselves, the worst first.
+const FLOWS_LISTED: usize = 20;
+
+/// From this share of a processor on each of its threads, loadtest itself is the limit.
+const BUSY_SHARE: f64 = 0.9;
+
+/// From this median lateness on, in microseconds, loadtest could not keep its schedule.
+const LATE_US: f64 = 1_000.0;
+
+/// The report of a run. Rates and latencies are of the measured time, the ledger is of the whole run.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    pub(crate) command: &'static str,
+    pub(crate) mqtt: Option<Version>,
+    pub(crate) qos: Option<QoS>,
+    pub(crate) publishers: usize,
+    pub(crate) subscribers: usize,
+    pub(crate) payload_bytes: Option<u32>,
+    /// Messages under way per publisher, at most.
+    pub(crate) window: u16,
+    /// Messages a second asked for; none in a closed loop.
+    pub(crate) rate: Option<f64>,
+    pub(crate) measured_seconds: Option<f64>,
+    pub(crate) sent_per_second: Option<f64>,
+    pub(crate) delivered_per_second: Option<f64>,
+    /// End to end, or to the acknowledgement where nobody subscribes.
+    pub(crate) latency_us: Option<Quantiles>,
+    /// How late loadtest was by its own fault, where there is a rate.
+    pub(crate) lateness_us: Option<Quantiles>,
+    /// Processor time of loadtest for a message sent or delivered.
+    pub(crate) loadtest_us_per_message: Option<f64>,
+    /// Processors loadtest kept busy.
+    pub(crate) loadtest_processors: Option<f64>,
+    /// Whether loadtest, rather than a broker, bounded the result.
+    pub(crate) loadtest_was_the_limit: bool,
+    pub(crate) sent: u64,
+    pub(crate) acknowledged: u64,
+    pub(crate) unacknowledged: u64,
+    pub(crate) refused: u64,
+    pub(crate) delivered: u64,
+    pub(crate) lost: u64,
+    pub(crate) duplicated: u64,
+    pub(crate) reordered: u64,
+    pub(crate) corrupted: u64,
+    pub(crate) foreign: u64,
+    /// How often a closed loop stood still for a second, waiting for lost messages.
+    pub(crate) stalls: u64,
+    /// The flows that are not perfect, the worst first.
+    pub(crate) imperfect_flows: Vec<FlowReport>,
+    pub(crate) faults: Vec<String>,
+    pub(crate) interrupted: bool,
+}
+
+/// One flow that is not perfect.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct FlowReport {
+    pub(crate) publisher: u32,
+    pub(crate) subscriber: u32,
+    pub(crate) delivered: u64,
+    pub(crate) lost: u64,
+    pub(crate) duplicated: u64,
+    pub(crate) reordered: u64,
+}
+
+/// A distribution, in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Quantiles {
+    pub(crate) count: u64,
+    pub(crate) min: f64,
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) p9999: f64,
+    pub(crate) max: f64,
+}
+
+impl Quantiles {
+    /// `None` when nothing was recorded.
+    fn of(latencies: &Latencies) -> Option<Self> {
+        let us = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+        let quantile = |quantile| us(latencies.value_at_quantile(quantile));
+        (!latencies.is_empty()).then(|| Self {
+            count: latencies.len(),
+            min: us(latencies.min()),
+            mean: latencies.mean() / 1e3,
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            p9999: quantile(0.9999),
+            max: us(latencies.max()),
+        })
+    }
+}
+
+impl Report {
+    /// The report of `plan`'s `outcome`.
+    pub(crate) fn new(plan: &Plan, outcome: Outcome) -> Self {
+        let Outcome { measured, total, latencies, lateness, sent, unacknowledged, flows, stalls, faults, interrupted } = outcome;
+        let flows = flow_reports(plan, &sent, flows);
+        let rates = measured.and_then(|(start, end)| Rates::between(&start, &end));
+        let lateness_us = Quantiles::of(&lateness);
+        let busy = rates.as_ref().is_some_and(|rates| rates.processors >= BUSY_SHARE * f64::from(plan.threads));
+        let late = lateness_us.as_ref().is_some_and(|lateness| lateness.p50 >= LATE_US);
+        Self {
+            command: plan.command,
+            mqtt: Some(plan.version),
+            qos: Some(plan.qos),
+            publishers: plan.publishers.len(),
+            subscribers: plan.subscribers.len(),
+            payload_bytes: plan.payload_bytes,
+            window: plan.window,
+            rate: plan.rate,
+            measured_seconds: rates.as_ref().map(|rates| rates.seconds),
+            sent_per_second: rates.as_ref().map(|rates| rates.sent),
+            delivered_per_second: rates.as_ref().map(|rates| rates.delivered),
+            latency_us: Quantiles::of(&latencies),
+            lateness_us,
+            loadtest_us_per_message: rates.as_ref().and_then(|rates| rates.us_per_message),
+            loadtest_processors: rates.as_ref().map(|rates| rates.processors),
+            loadtest_was_the_limit: busy || late,
+            sent: total.sent,
+            acknowledged: total.acknowledged,
+            unacknowledged,
+            refused: total.refused,
+            delivered: total.delivered,
+            lost: flows.iter().map(|flow| flow.lost).sum(),
+            duplicated: total.duplicated,
+            reordered: total.reordered,
+            corrupted: total.corrupted,
+            foreign: total.foreign,
+            stalls,
+            imperfect_flows: imperfect(flows),
+            faults,
+            interrupted,
+        }
+    }
+}
+
+/// What was counted in a time, by the second.
+struct Rates {
+    seconds: f64,
+    sent: f64,
+    delivered: f64,
+    us_per_message: Option<f64>,
+    processors: f64,
+}
+
+impl Rates {
+    /// `None` for no time at all.
+    fn between(start: &Snapshot, end: &Snapshot) -> Option<Self> {
+        let seconds = Duration::from_nanos(end.at_ns.checked_sub(start.at_ns).filter(|&elapsed| elapsed > 0)?).as_secs_f64();
+        let (sent, delivered) = ((end.sent - start.sent) as f64, (end.delivered - start.delivered) as f64);
+        let busy_seconds = end.processor_time.saturating_sub(start.processor_time).as_secs_f64();
+        let messages = if delivered > 0.0 { delivered } else { sent };
+        Some(Self {
+            seconds,
+            sent: sent / seconds,
+            delivered: delivered / seconds,
+            us_per_message: (messages > 0.0).then(|| busy_seconds * 1e6 / messages),
+            processors: busy_seconds / seconds,
+        })
+    }
+}
+
+/// All flows: those that carried messages, and those that should have.
+fn flow_reports(plan: &Plan, sent: &[u64], flows: Vec<(u32, FlowKey, Flow)>) -> Vec<FlowReport> {
+    let publishers: HashMap<_, _> =
+        plan.subscribers.iter().map(|(_, subscriber)| (subscriber.index, subscriber.publisher)).collect();
+    let report = |(subscriber, key, flow): (u32, FlowKey, Flow)| {
+        // Of our own publishers we know how much they sent; of others only what is missing in between.
+        let ours = publishers.get(&subscriber).copied().flatten().and_then(|publisher| sent.get(publisher as usize));
+        FlowReport {
+            publisher: key.publisher,
+            subscriber,
+            delivered: flow.delivered,
+            lost: ours.map_or(flow.missing(), |&sent| flow.missing_of(sent)),
+            duplicated: flow.duplicated,
+            reordered: flow.reordered,
+        }
+    };
+    flows.into_iter().map(report).collect()
+}
+
+fn imperfect(mut flows: Vec<FlowReport>) -> Vec<FlowReport> {
+    flows.retain(|flow| flow.lost + flow.duplicated + flow.reordered > 0);
+    flows.sort_by_key(|flow| std::cmp::Reverse(flow.lost + flow.duplicated + flow.reordered));
+    flows.truncate(FLOWS_LISTED);
+    flows
+}
+
+impl Display for Report {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        write!(out, "loadtest {}", self.command)?;
+        if let (Some(version), Some(qos)) = (self.mqtt, self.qos) {
+            write!(out, "  MQTT {version}  QoS {qos}")?;
+        }
+        write!(out, "  {} publishers  {} subscribers", self.publishers, self.subscribers)?;
+        if let Some(payload_bytes) = self.payload_bytes {
+            write!(out, "  {payload_bytes} B  window {}", self.window)?;
+        }
+        match self.rate {
+            Some(rate) => writeln!(out, "  {rate}/s asked for")?,
+            None => writeln!(out)?,
+        }
+        match (self.measured_seconds, self.sent_per_second, self.delivered_per_second) {
+            (Some(seconds), Some(sent), Some(delivered)) => {
+                writeln!(out, "measured    {seconds:.2} s: sent {sent:.0}/s, delivered {delivered:.0}/s")?;
+            }
+            _ => writeln!(out, "measured    nothing: the run ended before measuring began")?,
+        }
+        write_quantiles(out, "latency", self.latency_us.as_ref())?;
+        write_quantiles(out, "lateness", self.lateness_us.as_ref())?;
+        if let (Some(us_per_message), Some(processors)) = (self.loadtest_us_per_message, self.loadtest_processors) {
+            writeln!(out, "loadtest    {us_per_message:.3} us of processor a message, {:.0} % of one", processors * 100.0)?;
+        }
+        if self.loadtest_was_the_limit {
+            writeln!(out, "            loadtest was the limit here, not the broker (--threads, or more processes)")?;
+        }
+        writeln!(
+            out,
+            "messages    sent {}, acknowledged {}, unacknowledged {}, refused {}, delivered {}",
+            self.sent, self.acknowledged, self.unacknowledged, self.refused, self.delivered
+        )?;
+        writeln!(
+            out,
+            "ledger      lost {}, duplicated {}, reordered {}, corrupted {}, foreign {}, stalls {}",
+            self.lost, self.duplicated, self.reordered, self.corrupted, self.foreign, self.stalls
+        )?;
+        for flow in &self.imperfect_flows {
+            writeln!(
+                out,
+                "            publisher {} to subscriber {}: delivered {}, lost {}, duplicated {}, reordered {}",
+                flow.publisher, flow.subscriber, flow.delivered, flow.lost, flow.duplicated, flow.reordered
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn write_quantiles(out: &mut Formatter<'_>, name: &str, quantiles: Option<&Quantiles>) -> fmt::Result {
+    let Some(Quantiles { min, mean, p50, p90, p99, p999, p9999, max, .. }) = quantiles else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "{name:<11} min {min:.1}  mean {mean:.1}  p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  p99.9 {p999:.1}  p99.99 {p9999:.1}  \
+         max {max:.1} us"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::Arguments;
+    use clap::Parser;
+
+    fn pair_plan() -> Plan {
+        Plan::new(&Arguments::try_parse_from(["loadtest", "pair", "--pairs", "2"]).unwrap().command)
+    }
+
+    fn flow(sequences: &[u64]) -> Flow {
+        let mut flow = Flow::default();
+        for &sequence in sequences {
+            flow.book(sequence);
+        }
+        flow
+    }
+
+    fn outcome(plan: &Plan) -> Outcome {
+        let histogram = || Latencies::new_with_bounds(1, 1_000_000_000, 3).unwrap();
+        let mut latencies = histogram();
+        (1..=100).for_each(|us| latencies.record(us * 1_000).unwrap());
+        let key = |publisher| FlowKey { run: plan.run, publisher };
+        let second = |seconds: u64| Snapshot {
+            at_ns: seconds * 1_000_000_000,
+            sent: seconds * 10,
+            delivered: seconds * 8,
+            ..Snapshot::default()
+        };
+        Outcome {
+            measured: Some((second(1), second(3))),
+            total: second(4),
+            latencies,
+            lateness: histogram(),
+            sent: vec![5, 4],
+            unacknowledged: 1,
+            flows: vec![(0, key(0), flow(&[0, 2, 1, 1])), (1, key(1), flow(&[0, 1, 2, 3]))],
+            stalls: 0,
+            faults: Vec::new(),
+            interrupted: false,
+        }
+    }
+
+    #[test]
+    fn rates_quantiles_and_losses_at_the_end_of_a_flow() {
+        let plan = pair_plan();
+        let report = Report::new(&plan, outcome(&plan));
+        assert_eq!(
+            (report.sent_per_second, report.delivered_per_second, report.measured_seconds),
+            (Some(10.0), Some(8.0), Some(2.0))
+        );
+        let expected = FlowReport { publisher: 0, subscriber: 0, delivered: 3, lost: 2, duplicated: 1, reordered: 1 };
+        assert_eq!((report.lost, report.imperfect_flows), (2, vec![expected]), "3 and 4 were sent and never came");
+        let latency = report.latency_us.unwrap();
+        assert_eq!((latency.count, latency.p50.round(), latency.p99.round()), (100, 50.0, 99.0));
+        assert_eq!(report.lateness_us, None);
+    }
+
+    #[test]
+    fn loadtest_says_when_it_was_the_limit() {
+        let plan = pair_plan();
+        let mut busy = outcome(&plan);
+        if let Some((_, end)) = &mut busy.measured {
+            end.processor_time = Duration::from_millis(1_900);
+        }
+        let report = Report::new(&plan, busy);
+        assert!(report.loadtest_was_the_limit && report.to_string().contains("was the limit"));
+        let mut late = outcome(&plan);
+        late.lateness.record(1_500_000).unwrap();
+        assert!(Report::new(&plan, late).loadtest_was_the_limit);
+        assert!(!Report::new(&plan, outcome(&plan)).loadtest_was_the_limit);
+    }
+
+    #[test]
+    fn a_run_that_measured_nothing_says_so() {
+        let plan = pair_plan();
+        let report = Report::new(&plan, Outcome { measured: None, ..outcome(&plan) });
+        assert_eq!(report.delivered_per_second, None);
+        assert!(report.to_string().contains("measured    nothing"));
+    }
+}

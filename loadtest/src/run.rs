@@ -1,0 +1,267 @@
+//! One run: opens all clients, lets the publishers go, follows the course, and collects what everyone has to say.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::client::{
+    ClientFault, Connection, ConnectionPlan, Fault, FlowKey, Gate, Pace, Phase, PhaseSwitch, Publisher, Shared, Subscriber,
+};
+use crate::clock::nanoseconds;
+use crate::course::{Course, Step};
+use crate::ledger::Flow;
+use crate::pace::{Schedule, wake_when_due};
+use crate::plan::Plan;
+use crate::progress::Progress;
+use crate::tally::{Latencies, Snapshot, Tally};
+
+/// How often the course is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What came of a run.
+pub(crate) struct Outcome {
+    /// Between these counts the run was measured.
+    pub(crate) measured: Option<(Snapshot, Snapshot)>,
+    /// The counts at the very end.
+    pub(crate) total: Snapshot,
+    pub(crate) latencies: Latencies,
+    /// How late the pacer woke.
+    pub(crate) lateness: Latencies,
+    /// Messages sent, by publisher.
+    pub(crate) sent: Vec<u64>,
+    /// Messages that brokers had yet to acknowledge at the end.
+    pub(crate) unacknowledged: u64,
+    /// By subscriber and publisher.
+    pub(crate) flows: Vec<(u32, FlowKey, Flow)>,
+    pub(crate) stalls: u64,
+    /// What went wrong, in order.
+    pub(crate) faults: Vec<String>,
+    pub(crate) interrupted: bool,
+}
+
+/// Carries out `plan`.
+///
+/// # Errors
+/// When a client cannot be opened. What goes wrong later is in the outcome, beside what was counted until then.
+pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome> {
+    let shared = Arc::new(Shared { run: plan.run, phase: PhaseSwitch::default(), tally: Tally::new(plan.threads.into())? });
+    let gates: Vec<_> = plan.publishers.iter().map(|_| Arc::new(Gate::default())).collect();
+    let doorbells: Vec<_> = plan.subscribers.iter().map(|_| Arc::new(Gate::default())).collect();
+
+    progress.opening(plan.subscribers.len() + plan.publishers.len());
+    let subscribers = open(
+        plan.connecting,
+        progress,
+        plan.subscribers.iter().map(|(connection, subscriber)| {
+            let publisher = subscriber.publisher.and_then(|publisher| gates.get(publisher as usize)).cloned();
+            let doorbell = doorbells.get(subscriber.index as usize).cloned().unwrap_or_default();
+            let (name, connection, shared) =
+                (Name::new("subscriber", subscriber.index, connection), connection.clone(), shared.clone());
+            let subscriber = subscriber.clone();
+            async move {
+                let opened = Subscriber::open(&connection, subscriber, doorbell, publisher, shared).await;
+                opened.map_err(|fault| name.fault(fault)).map(|subscriber| (name, subscriber))
+            }
+        }),
+    )
+    .await?;
+    sleep(plan.settle).await;
+    let connections = open(
+        plan.connecting,
+        progress,
+        plan.publishers.iter().map(|(connection, publisher)| {
+            let (name, connection) = (Name::new("publisher", publisher.index, connection), connection.clone());
+            async move { Connection::open(&connection).await.map_err(|fault| name.fault(fault)) }
+        }),
+    )
+    .await?;
+
+    let begun = shared.tally.snapshot();
+    let warm_up = if plan.publishers.is_empty() { Duration::ZERO } else { plan.course.warm_up };
+    shared.tally.measure_from(begun.at_ns + nanoseconds(warm_up));
+    let schedule = plan.rate.map(|rate| Schedule::new(begun.at_ns, rate, plan.publishers.len() as u32));
+
+    let mut clients = JoinSet::new();
+    for (name, subscriber) in subscribers {
+        clients.spawn(serve_subscriber(name, subscriber));
+    }
+    for (((at, publisher), connection), gate) in plan.publishers.iter().zip(connections).zip(&gates) {
+        let name = Name::new("publisher", publisher.index, at);
+        let pace = schedule.map_or_else(|| plan.closed_loop(), Pace::Open);
+        let publisher = Publisher::new(connection, publisher.clone(), pace, gate.clone(), shared.clone());
+        clients.spawn(serve_publisher(publisher.map_err(|fault| name.fault(fault))?, name));
+    }
+    let mut pacer = JoinSet::new();
+    if let Some(schedule) = schedule {
+        pacer.spawn(wake_when_due(schedule, gates.clone(), shared.clone()));
+    }
+    progress.running(plan.extent());
+    let run = Run { course: Course::new(plan.course, begun), shared, gates, doorbells, faults: Vec::new(), interrupted: false };
+    run.follow(clients, pacer, progress, plan.publishers.len()).await
+}
+
+/// Opens clients, so many at a time; in their order.
+async fn open<T: Send + 'static>(
+    at_a_time: usize,
+    progress: &mut Progress,
+    clients: impl Iterator<Item = impl Future<Output = Result<T, ClientFault>> + Send + 'static>,
+) -> Result<Vec<T>> {
+    let mut waiting = clients.enumerate();
+    let mut opening = JoinSet::new();
+    let mut opened = Vec::new();
+    loop {
+        while opening.len() < at_a_time {
+            let Some((place, client)) = waiting.next() else { break };
+            opening.spawn(async move { client.await.map(|client| (place, client)) });
+        }
+        let Some(client) = opening.join_next().await else { break };
+        opened.push(client??);
+        progress.opened();
+    }
+    opened.sort_unstable_by_key(|&(place, _)| place);
+    Ok(opened.into_iter().map(|(_, client)| client).collect())
+}
+
+/// Who a client is, for error messages.
+struct Name {
+    client: String,
+    broker: String,
+}
+
+impl Name {
+    fn new(role: &str, index: u32, connection: &ConnectionPlan) -> Self {
+        Self { client: format!("{role} {index}"), broker: connection.broker.clone() }
+    }
+
+    fn fault(&self, fault: Fault) -> ClientFault {
+        ClientFault { client: self.client.clone(), broker: self.broker.clone(), fault }
+    }
+}
+
+/// What a client leaves behind.
+struct Ended {
+    fault: Option<ClientFault>,
+    legacy: Legacy,
+}
+
+enum Legacy {
+    Publisher { index: u32, sent: u64, unacknowledged: u64 },
+    Subscriber { index: u32, flows: Vec<(FlowKey, Flow)> },
+}
+
+async fn serve_publisher(mut publisher: Publisher, name: Name) -> Ended {
+    let fault = publisher.run().await.err().map(|fault| name.fault(fault));
+    let legacy =
+        Legacy::Publisher { index: publisher.index(), sent: publisher.sent(), unacknowledged: publisher.unacknowledged() as u64 };
+    Ended { fault, legacy }
+}
+
+async fn serve_subscriber(name: Name, mut subscriber: Subscriber) -> Ended {
+    let fault = subscriber.run().await.err().map(|fault| name.fault(fault));
+    let (index, flows) = subscriber.into_flows();
+    Ended { fault, legacy: Legacy::Subscriber { index, flows } }
+}
+
+/// A run whose clients are under way.
+struct Run {
+    course: Course,
+    shared: Arc<Shared>,
+    /// Of the publishers.
+    gates: Vec<Arc<Gate>>,
+    /// Of the subscribers.
+    doorbells: Vec<Arc<Gate>>,
+    faults: Vec<String>,
+    interrupted: bool,
+}
+
+impl Run {
+    /// Follows the course until every client has ended. No wait in here is without an end: clients bound their own, and the
+    /// course bounds the run.
+    async fn follow(
+        mut self,
+        mut clients: JoinSet<Ended>,
+        mut pacer: JoinSet<io::Result<()>>,
+        progress: &mut Progress,
+        publishers: usize,
+    ) -> Result<Outcome> {
+        let mut sent = vec![0; publishers];
+        let mut unacknowledged = 0;
+        let mut flows = Vec::new();
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+
+        loop {
+            let closing = self.shared.phase.now() == Phase::Close;
+            tokio::select! {
+                ended = clients.join_next() => {
+                    let Some(ended) = ended else { break };
+                    let Ended { fault, legacy } = ended.context("a client's task broke down")?;
+                    match legacy {
+                        Legacy::Publisher { index, sent: messages, unacknowledged: owed } => {
+                            sent.get_mut(index as usize).into_iter().for_each(|sent| *sent = messages);
+                            unacknowledged += owed;
+                        }
+                        Legacy::Subscriber { index, flows: heard } => {
+                            flows.extend(heard.into_iter().map(|(key, flow)| (index, key, flow)));
+                        }
+                    }
+                    fault.into_iter().for_each(|fault| self.fail(fault.to_string()));
+                }
+                Some(ended) = pacer.join_next() => {
+                    ended.context("the pacer's task broke down")?.context("the pacer has no timer")?;
+                }
+                interrupted = tokio::signal::ctrl_c(), if !closing => {
+                    self.interrupted = interrupted.is_ok();
+                    self.advance(Phase::Close);
+                }
+                _ = look.tick(), if !closing => {
+                    let now = self.shared.tally.snapshot();
+                    progress.update(self.course.elapsed(&now), &now);
+                    let step = self.course.look(now);
+                    self.take(step);
+                }
+            }
+        }
+        let total = self.shared.tally.snapshot();
+        progress.end();
+        flows.sort_unstable_by_key(|&(subscriber, key, _)| (subscriber, key));
+        Ok(Outcome {
+            measured: self.course.measured(),
+            total,
+            latencies: self.shared.tally.latencies()?,
+            lateness: self.shared.tally.lateness(),
+            sent,
+            unacknowledged,
+            flows,
+            stalls: self.course.stalls(),
+            faults: self.faults,
+            interrupted: self.interrupted,
+        })
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Go => {}
+            Step::Forgive => self.gates.iter().for_each(|gate| gate.forgive()),
+            Step::Finish => self.advance(Phase::Finish),
+            Step::Close => self.advance(Phase::Close),
+            Step::Fail(fault) => self.fail(fault.to_string()),
+        }
+    }
+
+    fn fail(&mut self, fault: String) {
+        self.faults.push(fault);
+        self.advance(Phase::Close);
+    }
+
+    fn advance(&mut self, phase: Phase) {
+        self.course.stop(self.shared.tally.snapshot());
+        self.shared.phase.advance(phase);
+        self.gates.iter().chain(&self.doorbells).for_each(|gate| gate.wake());
+    }
+}

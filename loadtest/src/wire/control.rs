@@ -1,0 +1,272 @@
+//! The packets at the beginning of a connection, by `mqttbytes`.
+//!
+//! Its decoders return `InsufficientBytes` for some malformed packets; they are only ever given one whole frame here, so that
+//! every error is what it says: malformed. What it gets wrong (the DISCONNECT of MQTT 5) is read by hand.
+
+use bytes::BytesMut;
+use mqttbytes::{v4, v5};
+
+use super::frame::{Frame, PacketKind, WireFault};
+use super::{QoS, Version};
+
+/// The packet id of the one SUBSCRIBE a connection sends.
+const SUBSCRIBE_ID: u16 = 1;
+
+/// Who we say we are.
+#[derive(Clone, Debug)]
+pub(crate) struct Login {
+    pub(crate) username: String,
+    pub(crate) password: String,
+}
+
+/// What a broker that accepts us allows. MQTT 3.1.1 has no limits to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnAck {
+    /// QoS 1 and 2 messages we may have under way.
+    pub(crate) receive_maximum: u16,
+    pub(crate) qos_maximum: QoS,
+    /// Bytes of a whole packet.
+    pub(crate) packet_bytes_max: u32,
+    pub(crate) keep_alive_seconds: Option<u16>,
+}
+
+impl Default for ConnAck {
+    fn default() -> Self {
+        Self { receive_maximum: u16::MAX, qos_maximum: QoS::ExactlyOnce, packet_bytes_max: u32::MAX, keep_alive_seconds: None }
+    }
+}
+
+/// Appends a CONNECT with a clean session.
+///
+/// # Errors
+/// When `mqttbytes` refuses to write it.
+pub(crate) fn connect(
+    version: Version,
+    client_id: &str,
+    login: Option<&Login>,
+    keep_alive_seconds: u16,
+    out: &mut Vec<u8>,
+) -> Result<(), mqttbytes::Error> {
+    let mut packet = BytesMut::new();
+    match version {
+        Version::V3_1_1 => {
+            let mut connect = v4::Connect::new(client_id);
+            connect.keep_alive = keep_alive_seconds;
+            connect.login = login.map(|login| v4::Login::new(&login.username, &login.password));
+            connect.write(&mut packet)?;
+        }
+        Version::V5 => {
+            let mut connect = v5::Connect::new(client_id);
+            connect.keep_alive = keep_alive_seconds;
+            connect.login = login.map(|login| v5::Login::new(&login.username, &login.password));
+            connect.write(&mut packet)?;
+        }
+    }
+    out.extend_from_slice(&packet);
+    Ok(())
+}
+
+/// Reads a CONNACK: what the broker allows, or the name of its refusal.
+///
+/// # Errors
+/// When it is malformed, or no CONNACK.
+pub(crate) fn connack(frame: &Frame<'_>, version: Version) -> Result<Result<ConnAck, String>, WireFault> {
+    if frame.kind != PacketKind::ConnAck {
+        return Err(WireFault::Unexpected(frame.kind));
+    }
+    match version {
+        Version::V3_1_1 => match read_v4(frame)? {
+            v4::Packet::ConnAck(ack) if ack.code == v4::ConnectReturnCode::Success => Ok(Ok(ConnAck::default())),
+            v4::Packet::ConnAck(ack) => Ok(Err(format!("{:?}", ack.code))),
+            _ => Err(WireFault::Malformed(frame.kind)),
+        },
+        Version::V5 => match read_v5(frame)? {
+            v5::Packet::ConnAck(ack) if ack.code == v5::ConnectReturnCode::Success => {
+                allowed(ack.properties.as_ref()).map(Ok).ok_or(WireFault::Malformed(frame.kind))
+            }
+            v5::Packet::ConnAck(ack) => Ok(Err(format!("{:?}", ack.code))),
+            _ => Err(WireFault::Malformed(frame.kind)),
+        },
+    }
+}
+
+/// `None` when a value is one the specification forbids.
+fn allowed(properties: Option<&v5::ConnAckProperties>) -> Option<ConnAck> {
+    let default = ConnAck::default();
+    let Some(properties) = properties else {
+        return Some(default);
+    };
+    let allowed = ConnAck {
+        receive_maximum: properties.receive_max.unwrap_or(default.receive_maximum),
+        qos_maximum: properties.max_qos.map_or(Some(default.qos_maximum), QoS::from_number)?,
+        packet_bytes_max: properties.max_packet_size.unwrap_or(default.packet_bytes_max),
+        keep_alive_seconds: properties.server_keep_alive,
+    };
+    (allowed.receive_maximum > 0 && allowed.packet_bytes_max > 0).then_some(allowed)
+}
+
+/// Appends a SUBSCRIBE to one filter.
+///
+/// # Errors
+/// When `mqttbytes` refuses to write it.
+pub(crate) fn subscribe(version: Version, filter: &str, qos: QoS, out: &mut Vec<u8>) -> Result<(), mqttbytes::Error> {
+    let qos = mqttbytes::qos(qos.number())?;
+    let mut packet = BytesMut::new();
+    match version {
+        Version::V3_1_1 => {
+            let mut subscribe = v4::Subscribe::new(filter, qos);
+            subscribe.pkid = SUBSCRIBE_ID;
+            subscribe.write(&mut packet)?;
+        }
+        Version::V5 => {
+            let mut subscribe = v5::Subscribe::new(filter, qos);
+            subscribe.pkid = SUBSCRIBE_ID;
+            subscribe.write(&mut packet)?;
+        }
+    }
+    out.extend_from_slice(&packet);
+    Ok(())
+}
+
+/// Reads the SUBACK of our one SUBSCRIBE: the quality of service granted, or the name of the refusal.
+///
+/// # Errors
+/// When it is malformed, or answers something we did not ask.
+pub(crate) fn suback(frame: &Frame<'_>, version: Version) -> Result<Result<QoS, String>, WireFault> {
+    let (packet_id, granted) = match version {
+        Version::V3_1_1 => match read_v4(frame)? {
+            v4::Packet::SubAck(ack) => (ack.pkid, only(&ack.return_codes, granted_v4)),
+            _ => return Err(WireFault::Malformed(frame.kind)),
+        },
+        Version::V5 => match read_v5(frame)? {
+            v5::Packet::SubAck(ack) => (ack.pkid, only(&ack.return_codes, granted_v5)),
+            _ => return Err(WireFault::Malformed(frame.kind)),
+        },
+    };
+    granted.filter(|_| packet_id == SUBSCRIBE_ID).ok_or(WireFault::Malformed(frame.kind))
+}
+
+/// The one answer; `None` unless there is exactly one.
+fn only<C>(codes: &[C], granted: impl Fn(&C) -> Result<QoS, String>) -> Option<Result<QoS, String>> {
+    match codes {
+        [code] => Some(granted(code)),
+        _ => None,
+    }
+}
+
+fn granted_v4(code: &v4::SubscribeReasonCode) -> Result<QoS, String> {
+    match code {
+        v4::SubscribeReasonCode::Success(mqttbytes::QoS::AtMostOnce) => Ok(QoS::AtMostOnce),
+        v4::SubscribeReasonCode::Success(mqttbytes::QoS::AtLeastOnce) => Ok(QoS::AtLeastOnce),
+        v4::SubscribeReasonCode::Success(mqttbytes::QoS::ExactlyOnce) => Ok(QoS::ExactlyOnce),
+        v4::SubscribeReasonCode::Failure => Err("Failure".to_owned()),
+    }
+}
+
+fn granted_v5(code: &v5::SubscribeReasonCode) -> Result<QoS, String> {
+    match code {
+        v5::SubscribeReasonCode::QoS0 => Ok(QoS::AtMostOnce),
+        v5::SubscribeReasonCode::QoS1 => Ok(QoS::AtLeastOnce),
+        v5::SubscribeReasonCode::QoS2 => Ok(QoS::ExactlyOnce),
+        refusal => Err(format!("{refusal:?}")),
+    }
+}
+
+/// The reason code of a DISCONNECT from the broker (MQTT 5 only; 0 where none is given).
+pub(crate) fn disconnect_reason(frame: &Frame<'_>) -> u8 {
+    frame.body.first().copied().unwrap_or_default()
+}
+
+fn read_v4(frame: &Frame<'_>) -> Result<v4::Packet, WireFault> {
+    v4::read(&mut BytesMut::from(frame.whole), usize::MAX).map_err(|cause| WireFault::Control { kind: frame.kind, cause })
+}
+
+fn read_v5(frame: &Frame<'_>) -> Result<v5::Packet, WireFault> {
+    v5::read(&mut BytesMut::from(frame.whole), usize::MAX).map_err(|cause| WireFault::Control { kind: frame.kind, cause })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::split;
+    use super::*;
+
+    fn frame(packet: &[u8]) -> Frame<'_> {
+        split(packet).unwrap().unwrap().0
+    }
+
+    #[test]
+    fn connect_says_who_we_are_in_both_versions() {
+        let login = Login { username: "u".into(), password: "p".into() };
+        let mut out = Vec::new();
+        connect(Version::V3_1_1, "me", Some(&login), 60, &mut out).unwrap();
+        assert_eq!(out, b"\x10\x14\0\x04MQTT\x04\xc2\0\x3c\0\x02me\0\x01u\0\x01p");
+        out.clear();
+        connect(Version::V5, "me", None, 60, &mut out).unwrap();
+        assert_eq!(out, b"\x10\x0f\0\x04MQTT\x05\x02\0\x3c\0\0\x02me");
+    }
+
+    #[test]
+    fn subscribe_asks_for_one_filter_in_both_versions() {
+        let mut out = Vec::new();
+        subscribe(Version::V3_1_1, "a/#", QoS::ExactlyOnce, &mut out).unwrap();
+        assert_eq!(out, b"\x82\x08\0\x01\0\x03a/#\x02");
+        out.clear();
+        subscribe(Version::V5, "a/#", QoS::AtLeastOnce, &mut out).unwrap();
+        assert_eq!(out, b"\x82\x09\0\x01\0\0\x03a/#\x01");
+    }
+
+    #[test]
+    fn connack_tells_what_is_allowed_or_why_not() {
+        let limits =
+            ConnAck { receive_maximum: 20, qos_maximum: QoS::AtLeastOnce, packet_bytes_max: 4096, keep_alive_seconds: Some(30) };
+        let with_limits = b"\x20\x10\0\0\x0d\x21\0\x14\x24\x01\x27\0\0\x10\0\x13\0\x1e";
+        let table: &[(&[u8], Version, Result<ConnAck, &str>)] = &[
+            (b"\x20\x02\0\0", Version::V3_1_1, Ok(ConnAck::default())),
+            (b"\x20\x02\0\x05", Version::V3_1_1, Err("NotAuthorized")),
+            (b"\x20\x03\0\0\0", Version::V5, Ok(ConnAck::default())),
+            (b"\x20\x03\0\x87\0", Version::V5, Err("NotAuthorized")),
+            (with_limits, Version::V5, Ok(limits)),
+        ];
+        for (bytes, version, expected) in table {
+            let read = connack(&frame(bytes), *version).unwrap();
+            assert_eq!(read, expected.map_err(str::to_owned), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_lying_connack_is_refused() {
+        let table: &[(&[u8], Version)] = &[
+            (b"\x20\x01\0", Version::V3_1_1),
+            (b"\x20\x02\0\x63", Version::V3_1_1),
+            (b"\x20\x02\0\0", Version::V5),
+            (b"\x20\x06\0\0\x03\x21\0\0", Version::V5),
+            (b"\x20\x05\0\0\x02\x24\x07", Version::V5),
+            (b"\x90\x03\0\x01\0", Version::V3_1_1),
+        ];
+        for (bytes, version) in table {
+            assert!(connack(&frame(bytes), *version).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn suback_grants_or_refuses() {
+        let table: &[(&[u8], Version, Result<QoS, &str>)] = &[
+            (b"\x90\x03\0\x01\x01", Version::V3_1_1, Ok(QoS::AtLeastOnce)),
+            (b"\x90\x03\0\x01\x80", Version::V3_1_1, Err("Failure")),
+            (b"\x90\x04\0\x01\0\x02", Version::V5, Ok(QoS::ExactlyOnce)),
+            (b"\x90\x04\0\x01\0\x87", Version::V5, Err("NotAuthorized")),
+        ];
+        for (bytes, version, expected) in table {
+            assert_eq!(suback(&frame(bytes), *version).unwrap(), expected.map_err(str::to_owned), "{bytes:?}");
+        }
+        for bytes in [&b"\x90\x03\0\x02\0"[..], b"\x90\x04\0\x01\0\0", b"\x90\x02\0\x01", b"\x90\x03\0\x01\x09"] {
+            assert!(suback(&frame(bytes), Version::V3_1_1).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn disconnect_has_a_reason_where_one_is_given() {
+        assert_eq!(disconnect_reason(&frame(b"\xe0\0")), 0);
+        assert_eq!(disconnect_reason(&frame(b"\xe0\x01\x8e")), 0x8e);
+    }
+}
