@@ -10,7 +10,7 @@
 //! | `port` | what was heard and said on a port | 17.26 Port Transmit, 17.27 Port Information |
 //! | `selection` | the tree, the way to its root, who may be a parent | 17.28 Port Role Selection |
 //! | `agreement` | lanes of a port: OPEN, its answer, CLOSE | 17.29 Port Role Transitions, 17.30 Port State Transition |
-//! | `epoch` | how often a new epoch is asked for and opened | none |
+//! | `epoch` | when a new epoch is asked for, opened, and followed | none |
 //!
 //! # Invariants
 //! 1. A broker's tree id only ever grows; it claims an epoch at most once.
@@ -24,6 +24,14 @@
 //!
 //! 4. At most one port has lanes open for an agreement in which this broker is the child. It asks at its Root port only when the lanes
 //!    of the former one have confirmed that their CLOSE is written.
+//!
+//! The lanes follow the parent pointers a little late: a former parent's writers stay open until its child's CLOSE has reached it.
+//! For so long a message may meet a broker twice; the replication's covers drop it there.
+//!
+//! # Who waits
+//! A broker that has lost its way opens the next epoch, though it may be the worst root there is. Everybody whose own way is intact
+//! leaves that epoch unfollowed and tells its root, which opens the epoch after: so only those move that lost something. Waiting is
+//! always safe, it is the same as a slow link; it ends with the way, with a better root, or after [`StpConfig::epoch_interval`].
 //!
 //! # Deviations
 //! - An epoch goes before the root's identifier (9.2.5): a broker with no feasible parent opens the next one with itself as root, and
@@ -40,6 +48,9 @@ mod epoch;
 mod event;
 mod port;
 mod selection;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

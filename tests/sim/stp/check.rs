@@ -7,8 +7,14 @@ use mqtt_st_quic::stp::{Role, Stp};
 
 use super::world::World;
 
-/// At every instant: no broker hangs below itself. A cycle can only appear through the broker that changed last.
+/// At every instant: no broker hangs below itself, and whoever holds an agreement as a child holds it with its parent. A cycle can only
+/// appear through the broker that changed last.
 pub(super) fn no_cycle(world: &World, changed: usize) {
+    let broker = &world.brokers[changed];
+    for (&port, view) in &broker.ports {
+        let as_child = view.open.is_some_and(|number| number.child == broker.claim.id);
+        assert!(!as_child || broker.stp.as_ref().and_then(Stp::root_port) == Some(port), "broker {changed} is a child at {port:?}");
+    }
     let mut at = changed;
     for _ in 0..world.brokers.len() {
         let Some(parent) = parent(world, at) else { return };
@@ -25,7 +31,7 @@ pub(super) fn at_rest(world: &World) {
         let least = least_costs(world, root);
         for &broker in &members {
             let stp = stp(world, broker);
-            assert_eq!(stp.tree(), stp_tree(world, root), "broker {broker} is in another tree");
+            assert_eq!(stp.tree(), self::stp(world, root).tree(), "broker {broker} is in another tree");
             assert_eq!(stp.tree().root, world.brokers[root].claim);
             assert_eq!(stp.distance(), least[broker], "broker {broker} is not at the least cost");
             assert_eq!(stp.is_root(), broker == root);
@@ -106,8 +112,4 @@ fn parent(world: &World, broker: usize) -> Option<usize> {
 
 fn stp(world: &World, broker: usize) -> &Stp {
     world.brokers[broker].stp.as_ref().expect("components have live brokers")
-}
-
-fn stp_tree(world: &World, broker: usize) -> mqtt_st_quic::ids::TreeId {
-    stp(world, broker).tree()
 }
