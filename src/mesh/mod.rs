@@ -4,3 +4,9 @@
 pub mod identity;
 pub mod pki;
 pub mod tls;
+
+mod cost;
+mod credit;
+mod detection;
+mod incarnation;
+mod rivals;

@@ -1,0 +1,263 @@
+//! Credit of a link's lanes: how many bytes may be on their way, written and not yet consumed at the far side, over all lanes together.
+//!
+//! QUIC's `send_window` is one budget for all streams of a connection, and writers that block on it are woken last in, first out, whatever
+//! their priority: lanes that filled it would starve the control stream for ever (`limits::SEND_WINDOW_BYTES` and this module keep them
+//! from it). The limit follows the path: twice its bandwidth times its shortest round trip, so that a fast path is kept full and on a slow
+//! one no more than that stands in queues.
+//!
+//! [`Credit`] is the sender's half, [`Consumption`] the receiver's. Reports are running totals: one that is lost or late does no harm.
+
+use std::time::{Duration, Instant};
+
+use crate::ids::LaneId;
+use crate::limits::{CREDIT_BYTES_MAX, CREDIT_BYTES_MIN};
+
+/// A receiver reports a lane once it has consumed this much of it.
+pub(super) const REPORT_BYTES: u64 = 64 * 1024;
+/// Or after this long.
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(5);
+/// The bandwidth is the best of this long, at least, and twice as long at most.
+const BANDWIDTH_MEMORY: Duration = Duration::from_secs(5);
+/// The bandwidth is measured over at least this long.
+const SAMPLE_MIN: Duration = Duration::from_millis(20);
+
+/// The far side reported what cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CreditError {
+    /// A lane that the link does not have.
+    #[error("credit for lane {0}, which the link does not have")]
+    Lane(u8),
+    /// More than was ever written.
+    #[error("lane {lane}: {consumed} bytes reported consumed, {written} written")]
+    Beyond {
+        /// Which lane.
+        lane: u8,
+        /// What was reported.
+        consumed: u64,
+        /// What was written.
+        written: u64,
+    },
+}
+
+/// The sender's half.
+#[derive(Debug)]
+pub(super) struct Credit {
+    lanes: Vec<Account>,
+    outstanding: u64,
+    limit: u64,
+    bandwidth: Bandwidth,
+    progress_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    written: u64,
+    consumed: u64,
+}
+
+impl Credit {
+    pub(super) fn new(lanes: usize, now: Instant) -> Self {
+        Self {
+            lanes: vec![Account::default(); lanes],
+            outstanding: 0,
+            limit: CREDIT_BYTES_MIN as u64,
+            bandwidth: Bandwidth::new(now),
+            progress_at: now,
+        }
+    }
+
+    /// Bytes that may be written now.
+    pub(super) fn available(&self) -> usize {
+        usize::try_from(self.limit.saturating_sub(self.outstanding)).unwrap_or(usize::MAX)
+    }
+
+    /// `bytes` were written to `lane`. Markers may overdraw: they are few and must not wait.
+    pub(super) fn wrote(&mut self, lane: LaneId, bytes: usize, now: Instant) {
+        if self.outstanding == 0 {
+            self.progress_at = now;
+        }
+        if let Some(account) = self.lanes.get_mut(lane.index()) {
+            account.written += bytes as u64;
+            self.outstanding += bytes as u64;
+        }
+    }
+
+    /// The far side has consumed `total` bytes of `lane` since the link came up.
+    pub(super) fn consumed(&mut self, lane: LaneId, total: u64, rtt_min: Duration, now: Instant) -> Result<(), CreditError> {
+        let account = self.lanes.get_mut(lane.index()).ok_or(CreditError::Lane(lane.0))?;
+        if total > account.written {
+            return Err(CreditError::Beyond { lane: lane.0, consumed: total, written: account.written });
+        }
+        let news = total.saturating_sub(account.consumed);
+        if news == 0 {
+            return Ok(());
+        }
+        account.consumed = total;
+        self.outstanding = self.outstanding.saturating_sub(news);
+        self.progress_at = now;
+        self.bandwidth.delivered(news, rtt_min.max(SAMPLE_MIN), now);
+        let wanted = 2.0 * self.bandwidth.best() * rtt_min.as_secs_f64();
+        // A saturating cast: the clamp below bounds whatever was measured.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+        let wanted = wanted as u64;
+        self.limit = wanted.clamp(CREDIT_BYTES_MIN as u64, CREDIT_BYTES_MAX as u64);
+        Ok(())
+    }
+
+    /// For how long the far side has consumed nothing although it had something to consume.
+    pub(super) fn stalled(&self, now: Instant) -> Duration {
+        if self.outstanding == 0 { Duration::ZERO } else { now.saturating_duration_since(self.progress_at) }
+    }
+}
+
+/// Windowed maximum of the rate at which the far side consumes, bytes a second.
+#[derive(Debug)]
+struct Bandwidth {
+    sample_started: Instant,
+    sample_bytes: u64,
+    epoch_started: Instant,
+    /// Best of the present and of the last epoch.
+    best: [f64; 2],
+}
+
+impl Bandwidth {
+    fn new(now: Instant) -> Self {
+        Self { sample_started: now, sample_bytes: 0, epoch_started: now, best: [0.0; 2] }
+    }
+
+    fn delivered(&mut self, bytes: u64, sample_length: Duration, now: Instant) {
+        self.sample_bytes += bytes;
+        let elapsed = now.saturating_duration_since(self.sample_started);
+        if elapsed < sample_length {
+            return;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let rate = self.sample_bytes as f64 / elapsed.as_secs_f64();
+        (self.sample_started, self.sample_bytes) = (now, 0);
+        let [present, last] = &mut self.best;
+        if now.saturating_duration_since(self.epoch_started) >= BANDWIDTH_MEMORY {
+            (*last, *present, self.epoch_started) = (*present, rate, now);
+        } else {
+            *present = present.max(rate);
+        }
+    }
+
+    fn best(&self) -> f64 {
+        let [present, last] = self.best;
+        present.max(last)
+    }
+}
+
+/// The receiver's half: running totals of one lane, and when to report them.
+#[derive(Debug, Default)]
+pub(super) struct Consumption {
+    total: u64,
+    reported: u64,
+}
+
+impl Consumption {
+    /// Counts `bytes`; says whether a report is due at once.
+    pub(super) fn add(&mut self, bytes: usize) -> bool {
+        self.total += bytes as u64;
+        self.total - self.reported >= REPORT_BYTES
+    }
+
+    /// The total, if it has not been reported yet. It counts as reported now.
+    pub(super) fn report(&mut self) -> Option<u64> {
+        let news = self.total > self.reported;
+        self.reported = self.total;
+        news.then_some(self.total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    const LANE: LaneId = LaneId(1);
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn what_is_on_its_way_is_bounded_and_reports_free_it() {
+        let now = clock::now();
+        let mut credit = Credit::new(2, now);
+        assert_eq!(credit.available(), CREDIT_BYTES_MIN);
+        credit.wrote(LANE, CREDIT_BYTES_MIN - 10, now);
+        credit.wrote(LaneId(0), 20, now);
+        assert_eq!(credit.available(), 0);
+        assert_eq!(credit.consumed(LANE, 1_000, MS, now), Ok(()));
+        assert_eq!(credit.available(), 990);
+        // An older total changes nothing.
+        assert_eq!(credit.consumed(LANE, 900, MS, now), Ok(()));
+        assert_eq!(credit.available(), 990);
+    }
+
+    #[test]
+    fn reports_that_cannot_be_are_refused() {
+        let now = clock::now();
+        let mut credit = Credit::new(2, now);
+        credit.wrote(LANE, 10, now);
+        assert_eq!(credit.consumed(LANE, 11, MS, now), Err(CreditError::Beyond { lane: 1, consumed: 11, written: 10 }));
+        assert_eq!(credit.consumed(LaneId(2), 1, MS, now), Err(CreditError::Lane(2)));
+    }
+
+    /// A path of `rate` bytes a second and `rtt`, driven for `seconds` by a sender that always has something to say.
+    fn settle(rate: f64, rtt: Duration, seconds: f64) -> usize {
+        let start = clock::now();
+        let mut credit = Credit::new(2, start);
+        let (mut written, mut time) = (0_u64, 0.0);
+        let mut on_the_way = std::collections::VecDeque::new();
+        let mut free_at = 0.0;
+        while time < seconds {
+            let now = start + Duration::from_secs_f64(time);
+            while on_the_way.front().is_some_and(|&(at, _)| at <= time) {
+                let (_, total) = on_the_way.pop_front().unwrap();
+                credit.consumed(LANE, total, rtt, now).unwrap();
+            }
+            while credit.available() >= 16_384 {
+                credit.wrote(LANE, 16_384, now);
+                written += 16_384;
+                free_at = f64::max(free_at, time) + 16_384.0 / rate;
+                on_the_way.push_back((free_at + rtt.as_secs_f64(), written));
+            }
+            time += 0.001;
+        }
+        usize::try_from(credit.limit).unwrap()
+    }
+
+    #[test]
+    fn the_limit_follows_the_path() {
+        // 10 MB/s over 40 ms: twice the product is 800 kB.
+        let fast = settle(10e6, 40 * MS, 5.0);
+        assert!((700_000..1_000_000).contains(&fast), "{fast}");
+        // 1.25 MB/s over 40 ms: 100 kB, the least there is.
+        assert_eq!(settle(1.25e6, 40 * MS, 5.0), CREDIT_BYTES_MIN);
+        // More than anybody needs.
+        assert_eq!(settle(1e9, 100 * MS, 5.0), CREDIT_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_stall_needs_something_unconsumed() {
+        let start = clock::now();
+        let mut credit = Credit::new(2, start);
+        assert_eq!(credit.stalled(start + 50 * MS), Duration::ZERO);
+        credit.wrote(LANE, 10, start + 50 * MS);
+        assert_eq!(credit.stalled(start + 60 * MS), 10 * MS);
+        credit.consumed(LANE, 4, MS, start + 70 * MS).unwrap();
+        assert_eq!(credit.stalled(start + 80 * MS), 10 * MS);
+        credit.consumed(LANE, 10, MS, start + 80 * MS).unwrap();
+        assert_eq!(credit.stalled(start + 900 * MS), Duration::ZERO);
+    }
+
+    #[test]
+    fn consumption_is_reported_by_amount_or_on_request() {
+        let mut consumption = Consumption::default();
+        assert_eq!(consumption.report(), None);
+        assert!(!consumption.add(10));
+        assert_eq!(consumption.report(), Some(10));
+        assert_eq!(consumption.report(), None);
+        assert!(consumption.add(64 * 1024));
+        assert_eq!(consumption.report(), Some(64 * 1024 + 10));
+    }
+}

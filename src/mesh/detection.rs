@@ -1,0 +1,239 @@
+//! Whether the far side of a link is alive, adapted to the link (`mesh.md`, "Membership and discovery", Detection).
+//!
+//! Any packet is a sign of life. Each end says hello in a rhythm that it announced in the handshake; a hello echoes the number of the last
+//! one heard, so that a cut in one direction is noticed at both ends. A link is dead after the longest of three hellos, as many hellos as
+//! are lost together once in a million, and round trip + deviations + probe time-out.
+//!
+//! Silence is added up from tick to tick, and no tick adds more than it should have lasted: while our own thread does not run, nobody else
+//! is to blame.
+
+use std::time::{Duration, Instant};
+
+/// Hellos in a row that may be lost on a link without loss.
+const HELLOS_MIN: f64 = 3.0;
+/// The chance of taking a living peer for dead because of lost hellos.
+const FALSE_ALARM: f64 = 1e-6;
+/// Loss is the mean of about this many hellos.
+const LOSS_WINDOW: f64 = 32.0;
+/// Beyond this a link is as good as cut.
+const LOSS_MAX: f64 = 0.5;
+/// What a QUIC peer may hold an acknowledgement back for (RFC 9000 section 18.2, max_ack_delay).
+const ACK_DELAY: Duration = Duration::from_millis(25);
+
+/// Why a link counts as dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Death {
+    /// Nothing came.
+    #[error("silent for {} ms", .0.as_millis())]
+    Silent(Duration),
+    /// Packets come, and say that ours do not arrive.
+    #[error("deaf for {} ms: it hears none of our hellos", .0.as_millis())]
+    Deaf(Duration),
+}
+
+/// What QUIC measured on the path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Path {
+    /// Smoothed round trip.
+    pub(super) rtt: Duration,
+    /// The shortest that was seen.
+    pub(super) rtt_min: Duration,
+    /// UDP datagrams received so far.
+    pub(super) datagrams: u64,
+}
+
+/// One link's detector.
+#[derive(Debug)]
+pub(super) struct Detection {
+    /// The peer's rhythm, and ours.
+    peer_hello: Duration,
+    own_hello: Duration,
+    tick: Duration,
+    last_tick: Instant,
+    path: Path,
+    silence: Duration,
+    /// How long the echo has stood still.
+    deafness: Duration,
+    heard: u64,
+    echoed: u64,
+    said: u64,
+    loss: f64,
+}
+
+impl Detection {
+    /// A link that has just been heard of. `tick` is how often [`Detection::tick`] will be called.
+    pub(super) fn new(own_hello: Duration, peer_hello: Duration, tick: Duration, now: Instant) -> Self {
+        Self {
+            peer_hello,
+            own_hello,
+            tick,
+            last_tick: now,
+            path: Path::default(),
+            silence: Duration::ZERO,
+            deafness: Duration::ZERO,
+            heard: 0,
+            echoed: 0,
+            said: 0,
+            loss: 0.0,
+        }
+    }
+
+    /// Number and echo of the hello to be sent now.
+    pub(super) fn say(&mut self) -> (u64, u64) {
+        self.said += 1;
+        (self.said, self.heard)
+    }
+
+    /// A hello came. One that was overtaken by a later one says nothing new.
+    pub(super) fn hear(&mut self, number: u64, echo: u64) {
+        if number <= self.heard {
+            return;
+        }
+        // The first one says where counting begins; no gap counts for more than would have killed the link.
+        let missed = if self.heard == 0 { 0 } else { (number - self.heard - 1).min(64) };
+        self.heard = number;
+        for _ in 0..missed {
+            self.loss += (1.0 - self.loss) / LOSS_WINDOW;
+        }
+        self.loss -= self.loss / LOSS_WINDOW;
+        if echo > self.echoed && echo <= self.said {
+            self.echoed = echo;
+            self.deafness = Duration::ZERO;
+        }
+    }
+
+    /// Time went on.
+    pub(super) fn tick(&mut self, now: Instant, path: Path) -> Result<(), Death> {
+        let elapsed = now.saturating_duration_since(self.last_tick).min(self.tick * 3 / 2);
+        self.last_tick = now;
+        if path.datagrams == self.path.datagrams {
+            self.silence += elapsed;
+        } else {
+            self.silence = Duration::ZERO;
+        }
+        if self.said > self.echoed {
+            self.deafness += elapsed;
+        }
+        self.path = path;
+        if self.silence > self.timeout(self.peer_hello) {
+            Err(Death::Silent(self.silence))
+        } else if self.deafness > self.timeout(self.own_hello.max(self.peer_hello)) + self.peer_hello + path.rtt {
+            // An echo is as old as a round trip and waits for the peer's next hello.
+            Err(Death::Deaf(self.deafness))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Share of the peer's hellos that were lost lately.
+    pub(super) fn loss(&self) -> f64 {
+        self.loss
+    }
+
+    /// How long the peer may be silent.
+    pub(super) fn detection_time(&self) -> Duration {
+        self.timeout(self.peer_hello)
+    }
+
+    fn timeout(&self, rhythm: Duration) -> Duration {
+        let loss = self.loss.clamp(f64::MIN_POSITIVE, LOSS_MAX);
+        let hellos = (FALSE_ALARM.ln() / loss.ln()).ceil().max(HELLOS_MIN);
+        // QUIC does not tell the deviation; what the smoothed value has above the shortest one stands for it.
+        let deviation = self.path.rtt.saturating_sub(self.path.rtt_min);
+        let probe = self.path.rtt + 4 * deviation + ACK_DELAY;
+        rhythm.mul_f64(hellos).max(self.path.rtt + 4 * deviation + probe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    const HELLO: Duration = Duration::from_millis(100);
+    const TICK: Duration = Duration::from_millis(25);
+    const LAN: Path = Path { rtt: Duration::from_micros(300), rtt_min: Duration::from_micros(200), datagrams: 1 };
+
+    fn detection(now: Instant) -> Detection {
+        let mut detection = Detection::new(HELLO, HELLO, TICK, now);
+        detection.hear(1, 0);
+        detection.tick(now, LAN).unwrap();
+        detection
+    }
+
+    /// Ticks until it dies; a hello is said in time, its echo comes if `echo`.
+    fn dies_after(detection: &mut Detection, start: Instant, mut path: Path, packets: bool) -> (Duration, Death) {
+        for n in 1..400_u32 {
+            path.datagrams += u64::from(packets);
+            if n % 4 == 0 {
+                detection.say();
+            }
+            if let Err(death) = detection.tick(start + TICK * n, path) {
+                return (TICK * n, death);
+            }
+        }
+        unreachable!("it lives for ever");
+    }
+
+    #[test]
+    fn a_silent_peer_is_dead_after_three_hellos_on_a_clean_lan() {
+        let start = clock::now();
+        let (after, death) = dies_after(&mut detection(start), start, LAN, false);
+        assert_eq!(after, 3 * HELLO + TICK);
+        assert!(matches!(death, Death::Silent(_)));
+    }
+
+    #[test]
+    fn loss_and_round_trip_make_it_patient() {
+        let start = clock::now();
+        let mut lossy = detection(start);
+        for n in 1..2_000_u64 {
+            if n % 5 != 0 {
+                lossy.hear(n, 0);
+            }
+        }
+        assert!((0.15..0.25).contains(&lossy.loss()), "{}", lossy.loss());
+        let (after, _) = dies_after(&mut lossy, start, LAN, false);
+        assert!((800..=1_100).contains(&after.as_millis()), "{after:?}");
+
+        let far = Path { rtt: 200 * 5 * TICK / 125, rtt_min: 150 * 5 * TICK / 125, datagrams: 1 };
+        let mut distant = detection(start);
+        distant.tick(start, far).unwrap();
+        assert_eq!(distant.detection_time(), 2 * (far.rtt + 4 * (far.rtt - far.rtt_min)) + ACK_DELAY);
+    }
+
+    #[test]
+    fn any_packet_is_a_sign_of_life_but_not_of_being_heard() {
+        let start = clock::now();
+        let mut detection = detection(start);
+        let (after, death) = dies_after(&mut detection, start, LAN, true);
+        assert!(matches!(death, Death::Deaf(_)), "{death:?}");
+        assert!(after <= 6 * HELLO, "{after:?}");
+    }
+
+    #[test]
+    fn echoes_keep_it_and_forged_ones_do_not() {
+        let start = clock::now();
+        for (forged, lives) in [(0, true), (1_000_000, false)] {
+            let mut detection = detection(start);
+            let mut path = LAN;
+            let alive = (1..400_u32).all(|n| {
+                path.datagrams += 1;
+                if n % 4 == 0 {
+                    let (said, _) = detection.say();
+                    detection.hear(u64::from(n), said + forged);
+                }
+                detection.tick(start + TICK * n, path).is_ok()
+            });
+            assert_eq!(alive, lives);
+        }
+    }
+
+    #[test]
+    fn a_stall_of_our_own_kills_nobody() {
+        let start = clock::now();
+        let mut detection = detection(start);
+        assert_eq!(detection.tick(start + Duration::from_secs(60), LAN), Ok(()));
+        assert_eq!(detection.silence, TICK * 3 / 2);
+    }
+}
