@@ -65,6 +65,8 @@ pub const SEND_WINDOW_BYTES: usize = CREDIT_BYTES_MAX + 1024 * 1024;
 pub const LINKS_MAX_DEFAULT: usize = 8;
 /// Brokers of one mesh of which records are kept.
 pub const BROKERS_MAX: usize = 4_096;
+/// Frames that wait to be written to one control stream, bytes; a link that lets more wait is closed.
+pub const CONTROL_QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Links in one broker record.
 pub const RECORD_LINKS_MAX: usize = 256;
 /// Addresses in one broker record.

@@ -13,7 +13,7 @@ use crate::ids::LaneId;
 use crate::limits::{CREDIT_BYTES_MAX, CREDIT_BYTES_MIN};
 
 /// A receiver reports a lane once it has consumed this much of it.
-pub(super) const REPORT_BYTES: u64 = 64 * 1024;
+const REPORT_BYTES: u64 = 64 * 1024;
 /// Or after this long.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(5);
 /// The bandwidth is the best of this long, at least, and twice as long at most.
@@ -156,9 +156,12 @@ pub(super) struct Consumption {
 }
 
 impl Consumption {
-    /// Counts `bytes`; says whether a report is due at once.
-    pub(super) fn add(&mut self, bytes: usize) -> bool {
+    pub(super) fn add(&mut self, bytes: usize) {
         self.total += bytes as u64;
+    }
+
+    /// Whether a report is due at once.
+    pub(super) fn is_due(&self) -> bool {
         self.total - self.reported >= REPORT_BYTES
     }
 
@@ -254,10 +257,12 @@ mod tests {
     fn consumption_is_reported_by_amount_or_on_request() {
         let mut consumption = Consumption::default();
         assert_eq!(consumption.report(), None);
-        assert!(!consumption.add(10));
+        consumption.add(10);
+        assert!(!consumption.is_due());
         assert_eq!(consumption.report(), Some(10));
         assert_eq!(consumption.report(), None);
-        assert!(consumption.add(64 * 1024));
+        consumption.add(64 * 1024);
+        assert!(consumption.is_due());
         assert_eq!(consumption.report(), Some(64 * 1024 + 10));
     }
 }

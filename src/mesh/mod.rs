@@ -1,12 +1,341 @@
 //! The mesh's shell: a QUIC endpoint on a thread of its own, admission by certificate, links and their streams. It drives the state
 //! machines of `stp` and `replication`; it decides nothing of the tree and nothing of messages.
+//!
+//! | file | duty |
+//! |---|---|
+//! | `identity`, `pki`, `tls` | certificates: who is who, making them, trusting them |
+//! | `endpoint` | the UDP socket and QUIC's settings |
+//! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
+//! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
+//! | `credit`, `detection`, `cost` | a link's decisions, as values under virtual time |
+//! | `incarnation`, `capacity` | what this broker says of itself |
+//! | `driver` | the one task that owns the tree, the links and the records |
+//!
+//! Everything runs on one thread, a runtime of its own: small paced packets cost a multi-thread runtime several times the wake-ups
+//! (quinn#1433), and a busy client side does not delay a hello. Invariants: one link a pair of brokers; nothing is allocated by a peer's
+//! say-so; whatever a peer does ends its own link at most.
+//!
+//! Specification: `ARCHITECTURE.md`, "The mesh".
 
-pub mod identity;
-pub mod pki;
-pub mod tls;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
+use quinn::Endpoint;
+use tokio::sync::{mpsc, watch};
+use tracing::{error, warn};
+
+use crate::config;
+use crate::ids::{BrokerId, RootClaim};
+use crate::replication::{Deliver, Replication};
+use crate::shared::Topology;
+use crate::stp::StpConfig;
+use crate::{clock, task};
+
+mod capacity;
+mod complaints;
+mod connect;
+mod control;
 mod cost;
 mod credit;
 mod detection;
+mod driver;
+mod endpoint;
+mod error;
+mod handshake;
+pub mod identity;
 mod incarnation;
+mod lanes;
+mod link;
+pub mod pki;
 mod rivals;
+mod roster;
+#[cfg(test)]
+mod tests;
+pub mod tls;
+
+pub use error::LinkError;
+pub use incarnation::IncarnationError;
+
+use complaints::Complaints;
+use connect::Connector;
+use driver::{Book, Driver, Settings};
+use handshake::Local;
+use identity::{Identity, IdentityError};
+use incarnation::Life;
+use roster::Roster;
+use tls::Credentials;
+
+/// Makes, for each lane that a link brings in, what hands its messages to local subscribers.
+pub type DeliverFactory = Arc<dyn Fn() -> Box<dyn Deliver + Send> + Send + Sync>;
+
+/// The root opens a new epoch for a cheaper way at most this often.
+const EPOCH_INTERVAL: Duration = Duration::from_secs(10);
+/// Peers are told of a shutdown within this time, or not.
+const GOODBYE: Duration = Duration::from_millis(300);
+/// Candidates that wait to be judged.
+const PROPOSALS_MAX: usize = 64;
+
+/// What a mesh needs.
+#[derive(Clone, Debug)]
+pub struct MeshConfig {
+    /// The broker's name.
+    pub name: String,
+    /// Where its incarnation is stored.
+    pub data_dir: PathBuf,
+    /// The operator's table. Its files are not read here: `credentials` is what they hold.
+    pub mesh: config::Mesh,
+    /// What this broker shows and whom it trusts.
+    pub credentials: Credentials,
+}
+
+/// Why the mesh does not start, or does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// `mesh.listen`.
+    #[error("mesh.listen = {address}: {source}")]
+    Bind {
+        /// As configured.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// `name` or `mesh.name`.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The certificate is not this broker's.
+    #[error(
+        "mesh.certfile is of broker {certified} of mesh {certified_mesh:?}; name = {name:?} in mesh.name = {mesh:?} is broker {id}: \
+         make it with `certs broker --mesh {mesh} --name {name}`"
+    )]
+    OtherCertificate {
+        /// The certificate's.
+        certified: BrokerId,
+        /// The certificate's.
+        certified_mesh: String,
+        /// The configuration's.
+        name: String,
+        /// The configuration's.
+        mesh: String,
+        /// The configuration's.
+        id: BrokerId,
+    },
+    /// The incarnation.
+    #[error(transparent)]
+    Incarnation(#[from] IncarnationError),
+    /// The system gives no thread or no runtime.
+    #[error("the mesh's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// How the mesh ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// It goes on.
+    No,
+    /// Peers are told.
+    Graceful,
+    /// Peers are left to find out.
+    Abrupt,
+}
+
+/// One link, for metrics.
+#[derive(Clone, Debug)]
+pub struct LinkSummary {
+    /// The peer's name.
+    pub peer: String,
+    /// Smoothed round trip.
+    pub rtt: Duration,
+    /// UDP bytes sent.
+    pub bytes_sent: u64,
+    /// UDP bytes received.
+    pub bytes_received: u64,
+    /// QUIC packets lost.
+    pub packets_lost: u64,
+}
+
+/// A running mesh. Dropped, it ends as by [`MeshHandle::abort`].
+#[derive(Debug)]
+pub struct MeshHandle {
+    mesh: String,
+    address: SocketAddr,
+    book: Arc<Book>,
+    stop: watch::Sender<Stop>,
+    ended: watch::Receiver<Option<Result<(), Arc<MeshError>>>>,
+}
+
+/// Binds the socket and joins the mesh in the background.
+///
+/// # Errors
+/// What is wrong with the configuration, the certificates, the address or the data directory.
+pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: DeliverFactory) -> Result<MeshHandle, MeshError> {
+    let identity = Identity::derive(&config.mesh.name, &config.name)?;
+    let certified = config.credentials.identity();
+    if *certified != identity {
+        return Err(MeshError::OtherCertificate {
+            certified: certified.id,
+            certified_mesh: certified.mesh.clone(),
+            name: config.name,
+            mesh: config.mesh.name,
+            id: identity.id,
+        });
+    }
+    if let Some(objection) = config.credentials.objection(clock::unix_time()) {
+        error!(%objection, "peers will refuse this broker's certificate");
+    }
+    let listen = config.mesh.listen;
+    let bind_error = |source| MeshError::Bind { address: listen, source };
+    let socket = endpoint::bind(listen).map_err(bind_error)?;
+    let address = socket.local_addr().map_err(bind_error)?;
+    let life = Life::begin(&config.data_dir, clock::unix_time())?;
+    let claim = RootClaim {
+        priority: config.mesh.priority,
+        capacity: config.mesh.capacity.unwrap_or_else(capacity::measure),
+        id: identity.id,
+        incarnation: life.incarnation(),
+    };
+    let local = Arc::new(Local {
+        identity,
+        name: config.name,
+        instance: rand::random(),
+        lanes: config.mesh.lanes,
+        hello: config.mesh.hello_time,
+        life: parking_lot::Mutex::new(life),
+        roster: Roster::new(),
+    });
+    let settings = Settings {
+        local: Arc::clone(&local),
+        deliver,
+        links_max: config.mesh.max_links,
+        tree: StpConfig { claim, hop_max: config.mesh.hop_max, hello: config.mesh.hello_time, epoch_interval: EPOCH_INTERVAL },
+        addresses: config.mesh.advertise.iter().map(ToString::to_string).collect(),
+        replication: Arc::clone(&replication),
+    };
+    let (proposals, proposals_out) = mpsc::channel(PROPOSALS_MAX);
+    let (stop, stop_out) = watch::channel(Stop::No);
+    let (ended_in, ended) = watch::channel(None);
+    let (driver, inputs) = Driver::new(settings, proposals_out, stop_out);
+    let book = driver.book();
+    let mesh = config.mesh.name.clone();
+    let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
+    let body = move || {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(ready.send(Err(MeshError::Thread(error)))),
+        };
+        let context = runtime.enter();
+        let endpoint = match endpoint::open(socket, &config.credentials, usize::from(replication.lanes())) {
+            Ok(endpoint) => endpoint,
+            Err(source) => return drop(ready.send(Err(MeshError::Bind { address: listen, source }))),
+        };
+        drop(context);
+        let _ = ready.send(Ok(()));
+        let ended = runtime.block_on(run(config.mesh, endpoint, local, proposals, driver, inputs));
+        // What the tasks hold goes without being run once more: an abrupt end sends no goodbye.
+        drop(runtime);
+        let _ = ended_in.send(Some(ended.map_err(Arc::new)));
+    };
+    task::thread("mesh", body).map_err(MeshError::Thread)?;
+    is_ready.recv().unwrap_or_else(|_| Err(MeshError::Thread(std::io::Error::other("it ended at once"))))?;
+    Ok(MeshHandle { mesh, address, book, stop, ended })
+}
+
+async fn run(
+    mesh: config::Mesh,
+    endpoint: Endpoint,
+    local: Arc<Local>,
+    proposals: mpsc::Sender<connect::Proposal>,
+    driver: Driver,
+    inputs: driver::Inputs,
+) -> Result<(), MeshError> {
+    let connector = Arc::new(Connector {
+        endpoint: endpoint.clone(),
+        local,
+        proposals,
+        links_max: mesh.max_links,
+        complaints: Complaints::default(),
+    });
+    task::spawn("accept", connect::accept(Arc::clone(&connector)));
+    connect::dial(&connector, &mesh.peers, &mesh.discovery);
+    let (stop, fatal) = driver.run(inputs).await;
+    if stop == Stop::Graceful {
+        endpoint.close(error::CloseCode::Shutdown.number(), b"this broker stops");
+        if tokio::time::timeout(GOODBYE, endpoint.wait_idle()).await.is_err() {
+            warn!("not every peer has heard that this broker stops");
+        }
+    }
+    match fatal {
+        Some(fatal) => {
+            error!(error = %fatal, "the mesh stops");
+            Err(fatal.into())
+        }
+        None => Ok(()),
+    }
+}
+
+impl MeshHandle {
+    /// The UDP address that is bound.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The mesh as this broker knows it.
+    #[must_use]
+    pub fn topology(&self) -> Topology {
+        self.book.topology(&self.mesh)
+    }
+
+    /// The links that are up.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkSummary> {
+        let links = self.book.links.load();
+        let summary = |link: &Arc<link::Link>| {
+            let stats = link.connection.stats();
+            LinkSummary {
+                peer: link.peer.name.clone(),
+                rtt: stats.path.rtt,
+                bytes_sent: stats.udp_tx.bytes,
+                bytes_received: stats.udp_rx.bytes,
+                packets_lost: stats.path.lost_packets,
+            }
+        };
+        links.iter().map(summary).collect()
+    }
+
+    /// Waits until the mesh has ended. `Err`: it could not go on, because another process lives as this broker.
+    ///
+    /// # Errors
+    /// Why it could not go on.
+    pub async fn ended(&self) -> Result<(), Arc<MeshError>> {
+        match self.ended.clone().wait_for(Option::is_some).await {
+            Ok(ended) => ended.clone().unwrap_or(Ok(())),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Leaves the mesh: peers are told, so that they notice at once.
+    pub async fn shutdown(&self) {
+        self.stop.send_replace(Stop::Graceful);
+        let _ = self.ended().await;
+    }
+
+    /// Stops without a word, as a process that is killed.
+    pub async fn abort(&self) {
+        self.stop.send_replace(Stop::Abrupt);
+        let _ = self.ended().await;
+    }
+}
+
+impl Drop for MeshHandle {
+    fn drop(&mut self) {
+        self.stop.send_if_modified(|stop| {
+            let running = *stop == Stop::No;
+            if running {
+                *stop = Stop::Abrupt;
+            }
+            running
+        });
+    }
+}

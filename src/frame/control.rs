@@ -1,0 +1,327 @@
+//! The frames of a link's control stream: the handshake, then BPDUs, hellos, records and credit. A hello travels as a datagram where the
+//! path takes one, in the same form.
+//!
+//! The handshake: the dialler greets; the acceptor greets and tells what it knows of the dialler's lives; the dialler tells likewise and
+//! that its life is settled; so does the acceptor. Then everything else may be said.
+
+use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, split_frame};
+use crate::ids::{BrokerId, Incarnation, LaneId};
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, LANES_MAX};
+use crate::stp::Bpdu;
+
+/// The protocol that this program speaks, and the oldest that it still understands.
+pub const VERSION: u8 = 1;
+/// See [`VERSION`].
+pub const VERSION_MIN: u8 = 1;
+
+const GREETING: u8 = 1;
+const KNOWN: u8 = 2;
+const SETTLED: u8 = 3;
+const BPDU: u8 = 4;
+const HELLO: u8 = 5;
+const RECORD: u8 = 6;
+const CREDIT: u8 = 7;
+
+const REQUEST_EPOCH: u8 = 1;
+const HAS_DISTANCE: u8 = 2;
+const HAS_EPOCH_HELD: u8 = 4;
+
+/// Longest name of a mesh or of a broker, bytes.
+const NAME_BYTES_MAX: usize = 255;
+/// Nobody waits a minute between two hellos.
+const HELLO_MS_MAX: u32 = 60_000;
+
+/// What each end says first: who it is and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting<'a> {
+    /// The oldest protocol that it understands.
+    pub version_min: u8,
+    /// The newest.
+    pub version_max: u8,
+    /// Bits of optional abilities; what both have is used. None is defined yet.
+    pub features: u64,
+    /// The mesh.
+    pub mesh: &'a str,
+    /// The broker.
+    pub id: BrokerId,
+    /// Its name; `id` is derived from it.
+    pub name: &'a str,
+    /// Random, one a process: who hears its own has dialled itself.
+    pub instance: u64,
+    /// Lanes per QoS class.
+    pub lanes: u8,
+    /// How often it will say hello, milliseconds, at least 1.
+    pub hello_ms: u32,
+}
+
+/// One frame of the control stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlFrame<'a> {
+    /// The first of the handshake.
+    Greeting(Greeting<'a>),
+    /// What the sender knows of the receiver's lives, so that it can settle its own.
+    Known {
+        /// The highest one; 0: none.
+        incarnation: Incarnation,
+    },
+    /// The sender's life is settled; the handshake is over.
+    Settled {
+        /// It.
+        incarnation: Incarnation,
+    },
+    /// The tree.
+    Bpdu(Bpdu),
+    /// A sign of life.
+    Hello {
+        /// Counts the sender's hellos of this link, from 1.
+        number: u64,
+        /// The highest number that the sender has heard; 0: none.
+        echo: u64,
+    },
+    /// A broker record, in the form of `shared`.
+    Record(&'a [u8]),
+    /// The sender has consumed so much of a lane since the link came up.
+    Credit {
+        /// The lane that the receiver of this writes.
+        lane: LaneId,
+        /// Bytes.
+        consumed: u64,
+    },
+    /// A frame of a newer version: to be skipped.
+    Unknown,
+}
+
+impl<'a> ControlFrame<'a> {
+    /// Appends the wire form.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Greeting(greeting) => put_frame(out, GREETING, |out| greeting.encode(out)),
+            Self::Known { incarnation } => put_frame(out, KNOWN, |out| put_varint(out, incarnation.0)),
+            Self::Settled { incarnation } => put_frame(out, SETTLED, |out| put_varint(out, incarnation.0)),
+            Self::Bpdu(bpdu) => put_frame(out, BPDU, |out| put_bpdu(out, bpdu)),
+            Self::Hello { number, echo } => put_frame(out, HELLO, |out| {
+                put_varint(out, *number);
+                put_varint(out, *echo);
+            }),
+            Self::Record(bytes) => put_frame(out, RECORD, |out| out.extend_from_slice(bytes)),
+            Self::Credit { lane, consumed } => put_frame(out, CREDIT, |out| {
+                out.push(lane.0);
+                put_varint(out, *consumed);
+            }),
+            Self::Unknown => {}
+        }
+    }
+
+    /// The frame at the front of `input` and its whole length; `None` where more bytes are needed.
+    ///
+    /// # Errors
+    /// What mends itself with no more bytes: a frame that is too long, a field that is not what it should be.
+    pub fn decode(input: &'a [u8]) -> Result<Option<(Self, usize)>, FrameError> {
+        let Some((kind, body, length)) = split_frame(input, CONTROL_FRAME_BYTES_MAX)? else { return Ok(None) };
+        let mut reader = Reader::new(body);
+        let incarnation = |reader: &mut Reader<'_>| reader.varint("incarnation").map(Incarnation);
+        let frame = match kind {
+            GREETING => {
+                // A newer version may greet with more than we know of.
+                let greeting = Greeting::decode(&mut reader)?;
+                return Ok(Some((Self::Greeting(greeting), length)));
+            }
+            KNOWN => Self::Known { incarnation: incarnation(&mut reader)? },
+            SETTLED => Self::Settled { incarnation: incarnation(&mut reader)? },
+            BPDU => Self::Bpdu(read_bpdu(&mut reader)?),
+            HELLO => Self::Hello { number: reader.varint("hello")?, echo: reader.varint("echo")? },
+            RECORD => return Ok(Some((Self::Record(body), length))),
+            CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
+            _ => return Ok(Some((Self::Unknown, length))),
+        };
+        reader.finish()?;
+        Ok(Some((frame, length)))
+    }
+}
+
+impl<'a> Greeting<'a> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&[self.version_min, self.version_max]);
+        put_varint(out, self.features);
+        put_block(out, self.mesh.as_bytes());
+        out.extend_from_slice(&self.id.0.to_be_bytes());
+        put_block(out, self.name.as_bytes());
+        out.extend_from_slice(&self.instance.to_be_bytes());
+        out.push(self.lanes);
+        put_varint(out, u64::from(self.hello_ms));
+    }
+
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, FrameError> {
+        let name = |reader: &mut Reader<'a>, field| {
+            let text = reader.text(field)?;
+            if text.len() <= NAME_BYTES_MAX { Ok(text) } else { Err(FrameError::Text(field)) }
+        };
+        let greeting = Self {
+            version_min: reader.byte("oldest version")?,
+            version_max: reader.byte("newest version")?,
+            features: reader.varint("features")?,
+            mesh: name(reader, "mesh name")?,
+            id: BrokerId(reader.u64("broker id")?),
+            name: name(reader, "broker name")?,
+            instance: reader.u64("instance")?,
+            lanes: reader.byte("lanes")?,
+            hello_ms: narrow(reader, "hello time")?,
+        };
+        let out_of_range = |field, value| Err(FrameError::Value { field, value });
+        match greeting {
+            Self { lanes, .. } if lanes == 0 || lanes > LANES_MAX => out_of_range("lanes", u64::from(lanes)),
+            Self { hello_ms, .. } if hello_ms == 0 || hello_ms > HELLO_MS_MAX => out_of_range("hello time", u64::from(hello_ms)),
+            good => Ok(good),
+        }
+    }
+}
+
+fn put_bpdu(out: &mut Vec<u8>, bpdu: &Bpdu) {
+    let flag = |set, bit| if set { bit } else { 0 };
+    put_varint(out, bpdu.number);
+    put_tree(out, &bpdu.tree);
+    out.push(
+        flag(bpdu.request_epoch, REQUEST_EPOCH)
+            | flag(bpdu.distance.is_some(), HAS_DISTANCE)
+            | flag(bpdu.epoch_held.is_some(), HAS_EPOCH_HELD),
+    );
+    out.push(bpdu.hops);
+    if let Some(distance) = bpdu.distance {
+        put_varint(out, u64::from(distance));
+    }
+    if let Some(epoch) = bpdu.epoch_held {
+        put_varint(out, epoch);
+    }
+}
+
+fn read_bpdu(reader: &mut Reader<'_>) -> Result<Bpdu, FrameError> {
+    let number = reader.varint("BPDU number")?;
+    let tree = reader.tree()?;
+    let flags = reader.byte("BPDU flags")?;
+    if flags & !(REQUEST_EPOCH | HAS_DISTANCE | HAS_EPOCH_HELD) != 0 {
+        return Err(FrameError::Value { field: "BPDU flags", value: u64::from(flags) });
+    }
+    let has = |bit| flags & bit != 0;
+    Ok(Bpdu {
+        number,
+        tree,
+        hops: reader.byte("hops")?,
+        distance: if has(HAS_DISTANCE) { Some(narrow(reader, "distance")?) } else { None },
+        epoch_held: if has(HAS_EPOCH_HELD) { Some(reader.varint("epoch held")?) } else { None },
+        request_epoch: has(REQUEST_EPOCH),
+    })
+}
+
+fn narrow(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, FrameError> {
+    let value = reader.varint(field)?;
+    u32::try_from(value).map_err(|_| FrameError::Value { field, value })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::{RootClaim, TreeId};
+
+    const GREETING_EXAMPLE: Greeting<'static> = Greeting {
+        version_min: VERSION_MIN,
+        version_max: VERSION,
+        features: 0,
+        mesh: "factory",
+        id: BrokerId(7),
+        name: "mec-1",
+        instance: 9,
+        lanes: 4,
+        hello_ms: 100,
+    };
+
+    fn examples() -> [ControlFrame<'static>; 8] {
+        let root = RootClaim { priority: 32_768, capacity: 3, id: BrokerId(u64::MAX), incarnation: Incarnation(1_700_000_000_000) };
+        let bpdu = Bpdu {
+            number: 300,
+            tree: TreeId { epoch: 5, root },
+            distance: Some(64),
+            hops: 2,
+            epoch_held: Some(9),
+            request_epoch: true,
+        };
+        [
+            ControlFrame::Greeting(GREETING_EXAMPLE),
+            ControlFrame::Known { incarnation: Incarnation(0) },
+            ControlFrame::Settled { incarnation: Incarnation(u64::MAX) },
+            ControlFrame::Bpdu(bpdu),
+            ControlFrame::Bpdu(Bpdu { distance: None, epoch_held: None, request_epoch: false, ..bpdu }),
+            ControlFrame::Hello { number: 1, echo: 0 },
+            ControlFrame::Record(b"{}"),
+            ControlFrame::Credit { lane: LaneId(7), consumed: 1 << 40 },
+        ]
+    }
+
+    #[test]
+    fn every_frame_reads_back_and_none_of_its_prefixes_does() {
+        for frame in examples() {
+            let mut wire = Vec::new();
+            frame.encode(&mut wire);
+            assert_eq!(ControlFrame::decode(&wire), Ok(Some((frame, wire.len()))));
+            for cut in 0..wire.len() {
+                assert_eq!(ControlFrame::decode(&wire[..cut]), Ok(None), "{frame:?} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_newer_version_says_is_skipped() {
+        let mut wire = Vec::new();
+        put_frame(&mut wire, 200, |out| out.extend_from_slice(b"later"));
+        assert_eq!(ControlFrame::decode(&wire), Ok(Some((ControlFrame::Unknown, wire.len()))));
+        wire.clear();
+        put_frame(&mut wire, GREETING, |out| {
+            GREETING_EXAMPLE.encode(out);
+            out.extend_from_slice(b"later");
+        });
+        assert_eq!(ControlFrame::decode(&wire), Ok(Some((ControlFrame::Greeting(GREETING_EXAMPLE), wire.len()))));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let long = "x".repeat(NAME_BYTES_MAX + 1);
+        let greetings = [
+            Greeting { lanes: 0, ..GREETING_EXAMPLE },
+            Greeting { lanes: LANES_MAX + 1, ..GREETING_EXAMPLE },
+            Greeting { hello_ms: 0, ..GREETING_EXAMPLE },
+            Greeting { hello_ms: HELLO_MS_MAX + 1, ..GREETING_EXAMPLE },
+            Greeting { mesh: &long, ..GREETING_EXAMPLE },
+            Greeting { name: &long, ..GREETING_EXAMPLE },
+        ];
+        for greeting in greetings {
+            let mut wire = Vec::new();
+            ControlFrame::Greeting(greeting).encode(&mut wire);
+            assert!(ControlFrame::decode(&wire).is_err(), "{greeting:?}");
+        }
+        let mut wire = Vec::new();
+        put_frame(&mut wire, HELLO, |out| out.extend_from_slice(&[1, 0, 0]));
+        assert_eq!(ControlFrame::decode(&wire), Err(FrameError::Trailing(1)));
+        wire.clear();
+        put_varint(&mut wire, u64::from(RECORD));
+        put_varint(&mut wire, CONTROL_FRAME_BYTES_MAX as u64 + 1);
+        assert!(matches!(ControlFrame::decode(&wire), Err(FrameError::TooLong { .. })), "by its header alone");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..9) {
+            let mut wire = Vec::new();
+            put_frame(&mut wire, kind, |out| out.extend_from_slice(&bytes));
+            if let Ok(Some((frame, length))) = ControlFrame::decode(&wire) {
+                prop_assert_eq!(length, wire.len());
+                if !matches!(frame, ControlFrame::Unknown | ControlFrame::Greeting(_)) {
+                    let mut again = Vec::new();
+                    frame.encode(&mut again);
+                    prop_assert_eq!(ControlFrame::decode(&again), Ok(Some((frame, again.len()))));
+                }
+            }
+            let _ = ControlFrame::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! The control plane's one task: it owns the spanning tree, the table of links and the records, and does what the tree asks for.
+//!
+//! Everything comes to it through two bounded queues (links, candidates) and a timer; it waits for nothing else, so that whoever waits for
+//! it is served. It decides nothing of the tree: `stp` does. It moves no messages: the lanes' tasks do.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, sleep_until};
+use tracing::{debug, info, warn};
+
+use super::connect::Proposal;
+use super::error::LinkError;
+use super::handshake::{Candidate, Local, refuse};
+use super::incarnation::IncarnationError;
+use super::link::{self, Event, Link, Measured};
+use super::rivals::{self, Contender, Verdict};
+use super::{DeliverFactory, Stop};
+use crate::clock;
+use crate::frame::control::ControlFrame;
+use crate::ids::{BrokerId, PortId, RootClaim};
+use crate::limits::RECORD_LINKS_MAX;
+use crate::replication::Replication;
+use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, Records, Topology};
+use crate::stp::{Input, Output, Role, Stp, StpConfig};
+use crate::task;
+
+/// A broker tells of its changes at most this often.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// And of itself at least this often.
+const RECORD_REFRESH: Duration = Duration::from_secs(60);
+/// Who was not heard of for three refreshes is forgotten; so are lost links.
+const RECORD_LIFE: Duration = Duration::from_secs(200);
+/// How often what is old is looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Events that wait for the driver; the links' tasks wait beyond that.
+pub(super) const EVENTS_MAX: usize = 1_024;
+/// A round trip is told anew when it has changed by more than a quarter: what trembles does not flood the mesh.
+const RTT_NEWS: f64 = 1.25;
+
+/// What the driver shares with whoever asks: the records, and the links.
+#[derive(Debug)]
+pub(super) struct Book {
+    own: RwLock<BrokerRecord>,
+    records: RwLock<Records>,
+    pub(super) links: ArcSwap<Vec<Arc<Link>>>,
+}
+
+impl Book {
+    /// The topology as this broker knows it.
+    pub(super) fn topology(&self, mesh: &str) -> Topology {
+        Topology::draw(mesh, &self.own.read(), self.records.read().iter())
+    }
+}
+
+/// What a driver begins with.
+pub(super) struct Settings {
+    pub(super) local: Arc<Local>,
+    pub(super) replication: Arc<Replication>,
+    pub(super) deliver: DeliverFactory,
+    pub(super) links_max: usize,
+    pub(super) tree: StpConfig,
+    /// Addresses to tell others.
+    pub(super) addresses: Vec<String>,
+}
+
+/// One link as the driver sees it.
+struct Entry {
+    link: Arc<Link>,
+    measured: Measured,
+    /// As last told in the record.
+    told_rtt: Duration,
+    role: Role,
+    forwarding: bool,
+    up_since: Instant,
+}
+
+/// A link that was lost.
+struct Lost {
+    record: LinkRecord,
+    at: Instant,
+}
+
+pub(super) struct Driver {
+    settings: Settings,
+    stp: Stp,
+    outputs: Vec<Output>,
+    links: BTreeMap<BrokerId, Entry>,
+    lost: BTreeMap<BrokerId, Lost>,
+    generation: u64,
+    book: Arc<Book>,
+    /// Our own record has changed since it was told.
+    untold: bool,
+    told_at: Instant,
+    /// The tree as it was last logged and counted.
+    last_change: LastChange,
+    events: mpsc::Sender<Event>,
+    /// Candidates whose rival has been probed come back here.
+    probed: mpsc::Sender<Probed>,
+    fatal: Option<IncarnationError>,
+}
+
+/// A candidate whose rival had a detection time to show that it lives.
+struct Probed {
+    proposal: Proposal,
+    rival: PortId,
+    /// What the rival had received when the probe began.
+    datagrams: u64,
+}
+
+/// Where the driver's input comes from.
+pub(super) struct Inputs {
+    pub(super) events: mpsc::Receiver<Event>,
+    pub(super) proposals: mpsc::Receiver<Proposal>,
+    pub(super) stop: watch::Receiver<Stop>,
+    probed: mpsc::Receiver<Probed>,
+}
+
+impl Driver {
+    pub(super) fn new(settings: Settings, proposals: mpsc::Receiver<Proposal>, stop: watch::Receiver<Stop>) -> (Self, Inputs) {
+        let (events, events_out) = mpsc::channel(EVENTS_MAX);
+        let (probed, probed_out) = mpsc::channel(EVENTS_MAX);
+        let stp = Stp::new(settings.tree);
+        let last_change = change_now(stp.changes().1.as_str());
+        let own = own_record(&settings, &stp, &last_change, Vec::new(), 1);
+        let records = Records::new(own.id, RECORD_LIFE);
+        let book = Book { own: RwLock::new(own), records: RwLock::new(records), links: ArcSwap::default() };
+        let driver = Self {
+            settings,
+            stp,
+            outputs: Vec::new(),
+            links: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            generation: 0,
+            book: Arc::new(book),
+            untold: false,
+            told_at: clock::now(),
+            last_change,
+            events,
+            probed,
+            fatal: None,
+        };
+        (driver, Inputs { events: events_out, proposals, stop, probed: probed_out })
+    }
+
+    pub(super) fn book(&self) -> Arc<Book> {
+        Arc::clone(&self.book)
+    }
+
+    /// Runs until told to stop, or until this broker learns that it may not go on.
+    pub(super) async fn run(mut self, mut inputs: Inputs) -> (Stop, Option<IncarnationError>) {
+        let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+        loop {
+            let tree_due = self.stp.poll_timeout();
+            let record_due = self.told_at + if self.untold { RECORD_INTERVAL } else { RECORD_REFRESH };
+            let due = tree_due.map_or(record_due, |tree| tree.min(record_due));
+            tokio::select! {
+                biased;
+                _ = inputs.stop.changed() => break,
+                Some(event) = inputs.events.recv() => self.event(event),
+                Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
+                Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
+                () = sleep_until(due.into()) => self.timers(),
+                _ = sweep.tick() => self.sweep(),
+            }
+            if self.fatal.is_some() {
+                break;
+            }
+        }
+        let stop = if self.fatal.is_some() { Stop::Graceful } else { *inputs.stop.borrow() };
+        if stop == Stop::Graceful {
+            self.links.values().for_each(|entry| entry.link.fail(LinkError::Shutdown));
+        }
+        (stop, self.fatal)
+    }
+
+    fn timers(&mut self) {
+        let now = clock::now();
+        if self.stp.poll_timeout().is_some_and(|due| due <= now) {
+            self.tree(Input::Timeout);
+        }
+        let interval = if self.untold { RECORD_INTERVAL } else { RECORD_REFRESH };
+        if now.saturating_duration_since(self.told_at) >= interval {
+            self.tell_record();
+        }
+    }
+
+    fn sweep(&mut self) {
+        let now = clock::now();
+        self.settings.replication.trim(now);
+        self.book.records.write().expire(now);
+        let before = self.lost.len();
+        self.lost.retain(|_, lost| now.saturating_duration_since(lost.at) < RECORD_LIFE);
+        if self.lost.len() < before {
+            self.changed();
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Bpdu { port, bpdu } => self.tree(Input::Bpdu { port, bpdu }),
+            Event::OpenReceived { port, open } => self.tree(Input::OpenReceived { port, open }),
+            Event::CloseReceived { port, number } => self.tree(Input::CloseReceived { port, number }),
+            Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
+            Event::Record { port, record } => self.record(port, *record),
+            Event::Measured { port, measured } => self.measured(port, measured),
+            Event::Down { port, error } => self.down(port, &error),
+        }
+    }
+
+    fn entry(&mut self, port: PortId) -> Option<&mut Entry> {
+        self.links.get_mut(&port.peer).filter(|entry| entry.link.id == port)
+    }
+
+    // ---- links ----
+
+    fn judge(&mut self, proposal: Proposal) {
+        let own = self.settings.local.identity.id;
+        let Candidate { peer, we_dialled, .. } = &proposal.candidate;
+        self.settings.local.roster.met(peer.id, peer.incarnation);
+        let newcomer = Contender::new(own, peer.id, peer.incarnation, *we_dialled);
+        let present = self.links.get(&peer.id).map(|entry| &entry.link);
+        let contender = present.map(|link| Contender::new(own, peer.id, link.peer.incarnation, link.we_dialled));
+        match rivals::judge(contender, newcomer) {
+            Verdict::Admit => self.admit(proposal),
+            Verdict::Stale => reject(proposal, LinkError::Stale),
+            Verdict::Probe => {
+                let Some(rival) = present.cloned() else { return };
+                let probed = self.probed.clone();
+                let datagrams = rival.datagrams();
+                task::spawn("probe", async move {
+                    sleep(rival.detection_time()).await;
+                    let _ = probed.send(Probed { proposal, rival: rival.id, datagrams }).await;
+                });
+            }
+        }
+    }
+
+    fn judge_probed(&mut self, Probed { proposal, rival, datagrams }: Probed) {
+        let peer = proposal.candidate.peer.id;
+        match self.entry(rival) {
+            Some(entry) if entry.link.datagrams() > datagrams => reject(proposal, LinkError::Linked(peer)),
+            // It was silent: the newcomer takes its place.
+            Some(_) => self.admit(proposal),
+            None => self.judge(proposal),
+        }
+    }
+
+    fn admit(&mut self, Proposal { candidate, answer }: Proposal) {
+        let peer = candidate.peer.clone();
+        if let Some(entry) = self.links.get(&peer.id) {
+            let port = entry.link.id;
+            entry.link.fail(LinkError::Superseded);
+            self.down(port, &LinkError::Superseded);
+        } else if self.links.len() >= self.settings.links_max {
+            let error = LinkError::TooManyLinks(self.settings.links_max);
+            return reject(Proposal { candidate, answer }, error);
+        }
+        self.settle_life();
+        self.generation += 1;
+        let id = PortId { peer: peer.id, generation: self.generation };
+        let port = self.settings.replication.add_port(id);
+        let (deliver, events) = (Arc::clone(&self.settings.deliver), self.events.clone());
+        let (link, measured) = link::start(candidate, id, port, &self.settings.local, deliver, events);
+        info!(peer = %peer.name, address = %peer.address, dialled = link.we_dialled, "link up");
+        let entry =
+            Entry { link, measured, told_rtt: measured.rtt, role: Role::Disabled, forwarding: false, up_since: clock::now() };
+        self.links.insert(peer.id, entry);
+        self.lost.remove(&peer.id);
+        self.settings.local.roster.set_linked(peer.id, true);
+        self.publish_links();
+        let _ = answer.send(Ok(measured.rtt));
+        self.introduce(id);
+        self.tree(Input::LinkUp { port: id, cost: measured.cost, rtt: measured.rtt });
+        self.changed();
+    }
+
+    /// The first handshake may have raised our incarnation: the tree must not know another one.
+    fn settle_life(&mut self) {
+        let incarnation = self.settings.local.life.lock().incarnation();
+        if self.links.is_empty() && self.settings.tree.claim.incarnation != incarnation && self.generation == 0 {
+            self.settings.tree.claim = RootClaim { incarnation, ..self.settings.tree.claim };
+            self.stp = Stp::new(self.settings.tree);
+        }
+    }
+
+    /// Tells a new neighbour of everybody.
+    fn introduce(&mut self, port: PortId) {
+        let Some(link) = self.entry(port).map(|entry| Arc::clone(&entry.link)) else { return };
+        send_record(&link, &self.book.own.read());
+        self.book.records.read().iter().for_each(|record| send_record(&link, record));
+    }
+
+    fn down(&mut self, port: PortId, error: &LinkError) {
+        let Some(entry) = self.links.remove(&port.peer) else { return };
+        if entry.link.id != port {
+            self.links.insert(port.peer, entry);
+            return;
+        }
+        let lived = clock::now().saturating_duration_since(entry.up_since);
+        if error.is_ordinary() {
+            info!(peer = %entry.link.peer.name, reason = %error, lived_ms = lived.as_millis(), "link down");
+        } else {
+            warn!(peer = %entry.link.peer.name, reason = %error, lived_ms = lived.as_millis(), "link down");
+        }
+        let mut record = link_record(&entry);
+        (record.role, record.state) = (LinkRole::Disabled, LinkState::Down);
+        self.lost.insert(port.peer, Lost { record, at: clock::now() });
+        self.settings.local.roster.set_linked(port.peer, false);
+        self.publish_links();
+        // The replication's port goes with the link: before the tree learns of it, so that nothing is opened elsewhere too early.
+        drop(entry);
+        self.tree(Input::LinkDown { port });
+        self.changed();
+    }
+
+    fn measured(&mut self, port: PortId, measured: Measured) {
+        let Some(entry) = self.entry(port) else { return };
+        let news = measured.cost != entry.measured.cost
+            || measured.rtt > entry.told_rtt.mul_f64(RTT_NEWS)
+            || entry.told_rtt > measured.rtt.mul_f64(RTT_NEWS)
+            || told_loss(measured.loss) != told_loss(entry.measured.loss);
+        entry.measured = measured;
+        if news {
+            entry.told_rtt = measured.rtt;
+            self.changed();
+        }
+        self.tree(Input::Cost { port, cost: measured.cost, rtt: measured.rtt });
+    }
+
+    fn publish_links(&self) {
+        self.book.links.store(Arc::new(self.links.values().map(|entry| Arc::clone(&entry.link)).collect()));
+    }
+
+    // ---- the tree ----
+
+    fn tree(&mut self, input: Input) {
+        let now = clock::now();
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.stp.handle(input, now, &mut outputs);
+        for output in outputs.drain(..) {
+            self.output(output, now);
+        }
+        self.outputs = outputs;
+    }
+
+    fn output(&mut self, output: Output, now: Instant) {
+        match output {
+            Output::SendBpdu { port, bpdu } => {
+                debug!(?port, ?bpdu, "send");
+                self.on_link(port, |link| link.send(&ControlFrame::Bpdu(bpdu)));
+            }
+            Output::OpenLanes { port, open } => self.on_link(port, |link| link.port.open(&open, now)),
+            Output::AnswerOpen { port, open } => self.on_link(port, |link| link.port.answer(&open, now)),
+            Output::CloseLanes { port, number } => self.on_link(port, |link| link.port.close(&number)),
+            Output::Refuse { port, error } => self.on_link(port, |link| link.fail(error.into())),
+            Output::TreeChanged { tree, is_root, cause } => {
+                let root = self.name_of(tree.root.id);
+                info!(epoch = tree.epoch, %root, is_root, cause = cause.as_str(), "tree changed");
+                self.last_change = change_now(cause.as_str());
+                self.changed();
+            }
+            Output::PortState { port, role, forwarding } => {
+                if let Some(entry) = self.entry(port) {
+                    (entry.role, entry.forwarding) = (role, forwarding);
+                    info!(peer = %entry.link.peer.name, ?role, forwarding, "tree port");
+                    self.changed();
+                }
+            }
+        }
+    }
+
+    fn on_link(&mut self, port: PortId, act: impl FnOnce(&Link)) {
+        if let Some(entry) = self.entry(port) {
+            act(&entry.link);
+        }
+    }
+
+    fn name_of(&self, broker: BrokerId) -> String {
+        let local = &self.settings.local;
+        if broker == local.identity.id {
+            return local.name.clone();
+        }
+        let linked = self.links.get(&broker).map(|entry| entry.link.peer.name.clone());
+        let named = || self.book.records.read().iter().find(|record| record.id == broker).map(|record| record.name.clone());
+        linked.or_else(named).unwrap_or_else(|| broker.to_string())
+    }
+
+    // ---- records ----
+
+    fn record(&mut self, from: PortId, record: BrokerRecord) {
+        let (id, incarnation) = (record.id, record.incarnation);
+        let encoded = record.clone();
+        let merged = self.book.records.write().merge(record, clock::now());
+        match merged {
+            Merge::New => {
+                self.settings.local.roster.met(id, incarnation);
+                let others = self.links.values().filter(|entry| entry.link.id != from);
+                others.for_each(|entry| send_record(&entry.link, &encoded));
+            }
+            Merge::OfOurselves => {
+                // A former life's record may go round; a later life than ours cannot be, unless somebody else lives it.
+                if let Err(error) = self.settings.local.life.lock().settle(incarnation) {
+                    self.fatal = Some(error);
+                }
+            }
+            Merge::Known => {}
+            Merge::Full => debug!(%id, "no room for another broker's record"),
+        }
+    }
+
+    /// Something that our record tells is no longer so.
+    fn changed(&mut self) {
+        self.untold = true;
+    }
+
+    fn tell_record(&mut self) {
+        let (now, sequence) = (clock::now(), self.book.own.read().sequence + 1);
+        let lost = self.lost.values().map(|lost| lost.record.clone());
+        let links: Vec<_> = self.links.values().map(link_record).chain(lost).take(RECORD_LINKS_MAX).collect();
+        let record = own_record(&self.settings, &self.stp, &self.last_change, links, sequence);
+        self.links.values().for_each(|entry| send_record(&entry.link, &record));
+        *self.book.own.write() = record;
+        (self.untold, self.told_at) = (false, now);
+    }
+}
+
+fn reject(Proposal { candidate, answer }: Proposal, error: LinkError) {
+    refuse(&candidate.connection, &error);
+    let _ = answer.send(Err(error));
+}
+
+fn send_record(link: &Link, record: &BrokerRecord) {
+    match record.encode() {
+        Ok(encoded) => link.send(&ControlFrame::Record(&encoded)),
+        Err(error) => warn!(%error, "a record cannot be written"),
+    }
+}
+
+fn change_now(cause: &str) -> LastChange {
+    let at = u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX);
+    LastChange { at, cause: cause.to_owned() }
+}
+
+fn own_record(settings: &Settings, stp: &Stp, last_change: &LastChange, links: Vec<LinkRecord>, sequence: u64) -> BrokerRecord {
+    let claim = settings.tree.claim;
+    BrokerRecord {
+        id: claim.id,
+        incarnation: claim.incarnation,
+        sequence,
+        name: settings.local.name.clone(),
+        addresses: settings.addresses.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        priority: claim.priority,
+        capacity: claim.capacity,
+        root: stp.tree().root.id,
+        changes: stp.changes().0,
+        last_change: last_change.clone(),
+        links,
+    }
+}
+
+fn link_record(entry: &Entry) -> LinkRecord {
+    let role = match entry.role {
+        Role::Root => LinkRole::Root,
+        Role::Designated => LinkRole::Designated,
+        Role::Alternate => LinkRole::Alternate,
+        Role::Disabled => LinkRole::Disabled,
+    };
+    LinkRecord {
+        peer: entry.link.id.peer,
+        name: entry.link.peer.name.clone(),
+        role,
+        state: if entry.forwarding { LinkState::Forwarding } else { LinkState::Blocked },
+        cost: entry.measured.cost.get(),
+        rtt_us: u64::try_from(entry.told_rtt.as_micros()).unwrap_or(u64::MAX),
+        loss: told_loss(entry.measured.loss),
+    }
+}
+
+/// In whole percent: no more is known of 32 hellos.
+fn told_loss(loss: f64) -> f64 {
+    (loss * 100.0).round() / 100.0
+}

@@ -1,0 +1,85 @@
+//! The UDP socket and QUIC's settings. One endpoint a broker, dialling and accepting; one connection a link.
+//!
+//! What differs from quinn's defaults, and why, stands beside it. Stream and connection windows lie above `limits::CREDIT_BYTES_MAX`: what
+//! bounds a lane is our own credit (see [`super::credit`]), so that nothing ever blocks on QUIC's.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{AckFrequencyConfig, ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::tls::Credentials;
+use crate::limits::{CREDIT_BYTES_MAX, SEND_WINDOW_BYTES};
+
+/// The kernel's buffer each way: what a burst needs while our thread does not run (quinn#2262).
+const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
+/// What a stream may hold unread: above the credit by what quinn waits for before it says that more may come (an eighth).
+const STREAM_WINDOW_BYTES: u32 = CREDIT_BYTES_MAX as u32 / 2 * 3;
+/// Links have a detection of their own; this only ends a connection that never became one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The first guess of a round trip: it decides when a lost handshake packet is sent again.
+const INITIAL_RTT: Duration = Duration::from_millis(100);
+/// Hellos that wait to be sent or read.
+const DATAGRAM_BUFFER_BYTES: usize = 16 * 1024;
+/// Connections that wait to be accepted.
+const INCOMING_MAX: usize = 256;
+
+/// Binds the mesh's UDP socket.
+pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        // One socket for both families where the system allows it.
+        let _ = socket.set_only_v6(false);
+    }
+    // The kernel gives what `net.core.rmem_max` allows; less works too.
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+/// The endpoint on `socket`; to be called inside the runtime that shall drive it. `lanes` are all lanes of a link, of both QoS classes.
+pub(super) fn open(socket: UdpSocket, credentials: &Credentials, lanes: usize) -> io::Result<Endpoint> {
+    let transport = Arc::new(transport(lanes));
+    let mut server = ServerConfig::with_crypto(credentials.server());
+    server.transport_config(Arc::clone(&transport));
+    server.max_incoming(INCOMING_MAX);
+    let mut client = ClientConfig::new(credentials.client());
+    client.transport_config(transport);
+    let mut endpoint = Endpoint::new(EndpointConfig::default(), Some(server), socket, Arc::new(quinn::TokioRuntime))?;
+    endpoint.set_default_client_config(client);
+    Ok(endpoint)
+}
+
+fn transport(lanes: usize) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(u32::try_from(lanes).unwrap_or(u32::MAX)))
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
+        .send_window(SEND_WINDOW_BYTES as u64)
+        // Control preempts at the next packet; an unfair connection would finish the lane's stream first.
+        .send_fairness(true)
+        .initial_rtt(INITIAL_RTT)
+        .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_TIMEOUT.as_millis() as u32))))
+        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
+        .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
+        .ack_frequency_config(Some(AckFrequencyConfig::default()));
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_in_use_is_an_error() {
+        let first = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let error = bind(first.local_addr().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}

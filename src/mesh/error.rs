@@ -1,0 +1,250 @@
+//! Why a link ends or never begins, and what the far side is told of it: each error maps itself to the application error code of
+//! CONNECTION_CLOSE (RFC 9000 section 19.19). Words that come from a peer are escaped before they reach a log.
+
+use std::time::Duration;
+
+use quinn::{ConnectionError, ReadError, VarInt, WriteError};
+
+use super::credit::CreditError;
+use super::detection::Death;
+use super::identity::IdentityError;
+use super::incarnation::IncarnationError;
+use crate::frame::FrameError;
+use crate::ids::BrokerId;
+use crate::replication::LaneError;
+use crate::shared::RecordError;
+use crate::stp::PeerError;
+
+/// Why a link ends or never begins.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// QUIC or TLS, or the peer closed it.
+    #[error("{}", describe(.0))]
+    Connection(#[from] ConnectionError),
+    /// A stream that carries the link ended.
+    #[error("a stream of the link ended: {0}")]
+    Stream(&'static str),
+    /// Nobody answered in time.
+    #[error("no answer within {} ms", .0.as_millis())]
+    Timeout(Duration),
+    /// The peer's certificate names no broker.
+    #[error("{0}")]
+    Identity(#[from] IdentityError),
+    /// The peer's certificate is of another mesh.
+    #[error("the peer's certificate is of mesh {theirs:?}, this is {ours:?}")]
+    OtherMesh {
+        /// In its certificate.
+        theirs: String,
+        /// In ours.
+        ours: String,
+    },
+    /// The peer calls itself something else than its certificate does.
+    #[error("the peer calls itself {name:?}, its certificate is of broker {certified}")]
+    OtherBroker {
+        /// What it says.
+        name: String,
+        /// What its certificate says.
+        certified: BrokerId,
+    },
+    /// No protocol version in common.
+    #[error(
+        "the peer speaks versions {min} to {max}, this broker {} to {}",
+        crate::frame::control::VERSION_MIN,
+        crate::frame::control::VERSION
+    )]
+    Version {
+        /// Its oldest.
+        min: u8,
+        /// Its newest.
+        max: u8,
+    },
+    /// `mesh.lanes` differs.
+    #[error("the peer has mesh.lanes = {theirs}, this broker {ours}: it must be the same in the whole mesh")]
+    Lanes {
+        /// Its.
+        theirs: u8,
+        /// Ours.
+        ours: u8,
+    },
+    /// We dialled ourselves.
+    #[error("this address is this broker itself")]
+    Oneself,
+    /// Another process with our certificate.
+    #[error("another process uses this broker's name and certificate")]
+    Clone,
+    /// Our own life cannot be settled.
+    #[error("{0}")]
+    Incarnation(#[from] IncarnationError),
+    /// There is a link with this broker already, and it is alive.
+    #[error("there is a living link with this broker already")]
+    Linked(BrokerId),
+    /// A later life, or a connection that both ends prefer, takes its place.
+    #[error("another connection with the same broker takes its place")]
+    Superseded,
+    /// An earlier life of the peer.
+    #[error("the connection is of an earlier life of the peer")]
+    Stale,
+    /// `mesh.max_links` is reached.
+    #[error("mesh.max_links = {0} is reached")]
+    TooManyLinks(usize),
+    /// A frame that is none.
+    #[error("control stream: {0}")]
+    Frame(#[from] FrameError),
+    /// A frame where it has no place.
+    #[error("control stream: {0}")]
+    Unexpected(&'static str),
+    /// A broker record that is none.
+    #[error("{0}")]
+    Record(#[from] RecordError),
+    /// A lane that breaks its rules.
+    #[error("lane: {0}")]
+    Lane(#[from] LaneError),
+    /// A lane stream that names a lane which is not there or not free.
+    #[error("a stream for lane {0}, which the link does not have or has already")]
+    LaneStream(u8),
+    /// Credit that cannot be.
+    #[error("{0}")]
+    Credit(#[from] CreditError),
+    /// What no honest broker says of the tree.
+    #[error("tree: {0}")]
+    Tree(#[from] PeerError),
+    /// The peer lives no more, or does not hear us.
+    #[error("dead: {0}")]
+    Dead(#[from] Death),
+    /// The peer lives and consumes nothing.
+    #[error("the peer has consumed nothing of its lanes for {} ms", .0.as_millis())]
+    Stalled(Duration),
+    /// The control stream does not drain.
+    #[error("the control stream does not drain: {0} bytes wait")]
+    Backlog(usize),
+    /// This broker stops.
+    #[error("this broker stops")]
+    Shutdown,
+}
+
+impl LinkError {
+    /// What the peer is told.
+    pub(super) fn code(&self) -> CloseCode {
+        match self {
+            Self::Shutdown | Self::Connection(_) | Self::Stream(_) => CloseCode::Shutdown,
+            Self::Timeout(_) => CloseCode::Timeout,
+            Self::Identity(_) | Self::OtherMesh { .. } | Self::OtherBroker { .. } => CloseCode::Identity,
+            Self::Version { .. } | Self::Lanes { .. } => CloseCode::Incompatible,
+            Self::Oneself | Self::Clone | Self::Incarnation(_) => CloseCode::Oneself,
+            Self::Linked(_) | Self::Superseded | Self::Stale => CloseCode::Rival,
+            Self::TooManyLinks(_) => CloseCode::TooManyLinks,
+            Self::Frame(_) | Self::Unexpected(_) | Self::Record(_) | Self::Lane(_) | Self::LaneStream(_) | Self::Credit(_) => {
+                CloseCode::Malformed
+            }
+            Self::Tree(_) => CloseCode::Tree,
+            Self::Dead(_) => CloseCode::Dead,
+            Self::Stalled(_) | Self::Backlog(_) => CloseCode::Stalled,
+        }
+    }
+
+    /// Whether it belongs to the ordinary life of a mesh, and is no news to an operator.
+    pub(super) fn is_ordinary(&self) -> bool {
+        match self {
+            Self::Oneself | Self::Linked(_) | Self::Superseded | Self::Shutdown => true,
+            Self::Connection(ConnectionError::ApplicationClosed(close)) => {
+                [CloseCode::Rival, CloseCode::Oneself, CloseCode::Shutdown].iter().any(|code| close.error_code == code.number())
+            }
+            _ => false,
+        }
+    }
+}
+
+impl From<ReadError> for LinkError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::ConnectionLost(error) => Self::Connection(error),
+            _ => Self::Stream("the peer gave it up"),
+        }
+    }
+}
+
+impl From<WriteError> for LinkError {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::ConnectionLost(error) => Self::Connection(error),
+            _ => Self::Stream("the peer refuses it"),
+        }
+    }
+}
+
+/// Application error codes of CONNECTION_CLOSE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CloseCode {
+    Shutdown = 0,
+    Timeout = 1,
+    Identity = 2,
+    Incompatible = 3,
+    Oneself = 4,
+    Rival = 5,
+    TooManyLinks = 6,
+    Malformed = 7,
+    Tree = 8,
+    Dead = 9,
+    Stalled = 10,
+}
+
+impl CloseCode {
+    pub(super) fn number(self) -> VarInt {
+        VarInt::from_u32(self as u32)
+    }
+}
+
+/// A connection error in words, with what came from the peer escaped and the commonest TLS alerts (RFC 8446 section 6) spelt out.
+pub(super) fn describe(error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::ApplicationClosed(close) => {
+            let reason = String::from_utf8_lossy(&close.reason);
+            format!("closed by the peer: {} (code {})", reason.escape_debug(), close.error_code)
+        }
+        ConnectionError::ConnectionClosed(close) => {
+            let reason = String::from_utf8_lossy(&close.reason);
+            match alert(u64::from(close.error_code)) {
+                Some(why) => format!("refused by the peer: {why}"),
+                None => format!("aborted by the peer: {} ({})", reason.escape_debug(), close.error_code),
+            }
+        }
+        ConnectionError::TransportError(error) => format!("{} ({})", error.reason.escape_debug(), error.code),
+        ConnectionError::TimedOut => "no answer".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// RFC 9001 section 4.8: an alert is the error code 0x100 + its number.
+fn alert(code: u64) -> Option<&'static str> {
+    Some(match code.checked_sub(0x100)? {
+        40 => "TLS handshake failure",
+        42 => "bad certificate",
+        44 => "our certificate is revoked",
+        45 => "our certificate is expired or not yet valid",
+        46 => "our certificate is not acceptable",
+        48 => "our certificate is of an authority that it does not trust",
+        51 => "our certificate's signature is not of the authority that it trusts",
+        116 => "it requires a certificate and got none",
+        120 => "it does not speak the mesh's protocol",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_peer_are_escaped() {
+        let close = quinn::ApplicationClose { error_code: CloseCode::Rival.number(), reason: "a\nb\u{1b}[31m".into() };
+        let said = LinkError::from(ConnectionError::ApplicationClosed(close));
+        assert_eq!(said.to_string(), "closed by the peer: a\\nb\\u{1b}[31m (code 5)");
+        assert!(said.is_ordinary());
+    }
+
+    #[test]
+    fn alerts_are_spelt_out() {
+        assert_eq!(alert(0x100 + 45), Some("our certificate is expired or not yet valid"));
+        assert_eq!((alert(0x0a), alert(0x100 + 255)), (None, None));
+    }
+}

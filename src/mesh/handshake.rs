@@ -1,0 +1,220 @@
+//! From a QUIC connection to an authenticated peer: whose certificate it is, and the handshake on the control stream
+//! (`frame::control`). What it yields is a candidate; whether it becomes the link is for the driver to say ([`super::rivals`]).
+//!
+//! Every step is bounded in time. A refusal closes the connection with a code and a reason that the peer logs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quinn::{Connection, SendStream};
+use rustls::pki_types::CertificateDer;
+
+use super::control::ControlReader;
+use super::error::LinkError;
+use super::identity::Identity;
+use super::incarnation::Life;
+use super::roster::Roster;
+use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN};
+use crate::ids::{BrokerId, Incarnation};
+
+/// Above every lane (quinn: higher goes first, lanes stay at 0).
+const CONTROL_PRIORITY: i32 = 1_000;
+/// From the first packet until both lives are settled.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// This broker, as it introduces itself.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) identity: Identity,
+    pub(super) name: String,
+    /// Random, one a process.
+    pub(super) instance: u64,
+    pub(super) lanes: u8,
+    pub(super) hello: Duration,
+    pub(super) life: Mutex<Life>,
+    pub(super) roster: Roster,
+}
+
+/// The broker at the other end.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub(super) id: BrokerId,
+    pub(super) name: String,
+    pub(super) incarnation: Incarnation,
+    /// How often it says hello.
+    pub(super) hello: Duration,
+    pub(super) address: SocketAddr,
+}
+
+/// A connection whose ends know each other.
+pub(super) struct Candidate {
+    pub(super) connection: Connection,
+    pub(super) peer: Peer,
+    pub(super) we_dialled: bool,
+    pub(super) writer: SendStream,
+    pub(super) reader: ControlReader,
+}
+
+impl std::fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Candidate").field("peer", &self.peer).field("we_dialled", &self.we_dialled).finish_non_exhaustive()
+    }
+}
+
+/// The dialling end: greets first.
+pub(super) async fn dial(local: &Arc<Local>, connection: Connection) -> Result<Candidate, LinkError> {
+    introduce(local, connection, true).await
+}
+
+/// The accepting end. The dialler waits for one more word, which [`super::link`] says once the link is admitted.
+pub(super) async fn accept(local: &Arc<Local>, connection: Connection) -> Result<Candidate, LinkError> {
+    introduce(local, connection, false).await
+}
+
+async fn introduce(local: &Arc<Local>, connection: Connection, we_dialled: bool) -> Result<Candidate, LinkError> {
+    let told = async {
+        let certified = certified(&connection, &local.identity)?;
+        if we_dialled && certified != local.identity.id && local.roster.is_linked(certified) {
+            return Err(LinkError::Linked(certified));
+        }
+        if we_dialled { greet_first(local, &connection, certified).await } else { answer(local, &connection, certified).await }
+    };
+    let told = tokio::time::timeout(HANDSHAKE_TIMEOUT, told).await.unwrap_or(Err(LinkError::Timeout(HANDSHAKE_TIMEOUT)));
+    match told {
+        Ok((peer, writer, reader)) => Ok(Candidate { connection, peer, we_dialled, writer, reader }),
+        Err(error) => {
+            refuse(&connection, &error);
+            Err(error)
+        }
+    }
+}
+
+/// Closes `connection` and tells the peer why.
+pub(super) fn refuse(connection: &Connection, error: &LinkError) {
+    connection.close(error.code().number(), error.to_string().as_bytes());
+}
+
+/// Whose certificate the peer has shown. TLS has checked that our authority signed it and that its time is now.
+fn certified(connection: &Connection, own: &Identity) -> Result<BrokerId, LinkError> {
+    let chain = connection.peer_identity().and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let first = chain.as_ref().and_then(|chain| chain.first()).ok_or(LinkError::Stream("the peer shows no certificate"))?;
+    let identity = Identity::of_certificate(first)?;
+    if identity.mesh == own.mesh {
+        Ok(identity.id)
+    } else {
+        Err(LinkError::OtherMesh { theirs: identity.mesh, ours: own.mesh.clone() })
+    }
+}
+
+type Introduced = (Peer, SendStream, ControlReader);
+
+async fn greet_first(local: &Arc<Local>, connection: &Connection, certified: BrokerId) -> Result<Introduced, LinkError> {
+    let (mut writer, reader) = connection.open_bi().await?;
+    writer.set_priority(CONTROL_PRIORITY).map_err(|_| LinkError::Stream("the control stream is closed"))?;
+    let mut reader = ControlReader::new(reader);
+    write(&mut writer, &[greeting(local)]).await?;
+    let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
+    let incarnation = settle(local, &mut reader).await?;
+    write(&mut writer, &[known(local, certified), ControlFrame::Settled { incarnation }]).await?;
+    peer.incarnation = read_settled(&mut reader).await?;
+    Ok((peer, writer, reader))
+}
+
+async fn answer(local: &Arc<Local>, connection: &Connection, certified: BrokerId) -> Result<Introduced, LinkError> {
+    let (mut writer, reader) = connection.accept_bi().await?;
+    writer.set_priority(CONTROL_PRIORITY).map_err(|_| LinkError::Stream("the control stream is closed"))?;
+    let mut reader = ControlReader::new(reader);
+    let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
+    write(&mut writer, &[greeting(local), known(local, certified)]).await?;
+    settle(local, &mut reader).await?;
+    peer.incarnation = read_settled(&mut reader).await?;
+    Ok((peer, writer, reader))
+}
+
+fn greeting(local: &Local) -> ControlFrame<'_> {
+    ControlFrame::Greeting(Greeting {
+        version_min: VERSION_MIN,
+        version_max: VERSION,
+        features: 0,
+        mesh: &local.identity.mesh,
+        id: local.identity.id,
+        name: &local.name,
+        instance: local.instance,
+        lanes: local.lanes,
+        hello_ms: u32::try_from(local.hello.as_millis()).unwrap_or(u32::MAX).max(1),
+    })
+}
+
+fn known(local: &Local, peer: BrokerId) -> ControlFrame<'static> {
+    ControlFrame::Known { incarnation: local.roster.life(peer) }
+}
+
+async fn write(writer: &mut SendStream, frames: &[ControlFrame<'_>]) -> Result<(), LinkError> {
+    let mut encoded = Vec::new();
+    frames.iter().for_each(|frame| frame.encode(&mut encoded));
+    Ok(writer.write_all(&encoded).await?)
+}
+
+async fn read_greeting(
+    local: &Arc<Local>,
+    reader: &mut ControlReader,
+    connection: &Connection,
+    certified: BrokerId,
+) -> Result<Peer, LinkError> {
+    reader
+        .next(|frame| match frame {
+            ControlFrame::Greeting(greeting) => {
+                check(local, &greeting, certified)?;
+                Ok(Peer {
+                    id: certified,
+                    name: greeting.name.to_owned(),
+                    incarnation: Incarnation::default(),
+                    hello: Duration::from_millis(u64::from(greeting.hello_ms)),
+                    address: connection.remote_address(),
+                })
+            }
+            _ => Err(LinkError::Unexpected("no greeting at the beginning")),
+        })
+        .await
+}
+
+fn check(local: &Local, greeting: &Greeting<'_>, certified: BrokerId) -> Result<(), LinkError> {
+    if certified == local.identity.id {
+        return Err(if greeting.instance == local.instance { LinkError::Oneself } else { LinkError::Clone });
+    }
+    if greeting.version_min > VERSION || greeting.version_max < VERSION_MIN {
+        return Err(LinkError::Version { min: greeting.version_min, max: greeting.version_max });
+    }
+    if greeting.mesh != local.identity.mesh {
+        return Err(LinkError::OtherMesh { theirs: greeting.mesh.to_owned(), ours: local.identity.mesh.clone() });
+    }
+    if greeting.id != certified || BrokerId::derive(greeting.mesh, greeting.name) != certified {
+        return Err(LinkError::OtherBroker { name: greeting.name.to_owned(), certified });
+    }
+    if greeting.lanes != local.lanes {
+        return Err(LinkError::Lanes { theirs: greeting.lanes, ours: local.lanes });
+    }
+    Ok(())
+}
+
+/// Hears what the peer knows of us, and settles our own life by it.
+async fn settle(local: &Arc<Local>, reader: &mut ControlReader) -> Result<Incarnation, LinkError> {
+    let known = reader
+        .next(|frame| match frame {
+            ControlFrame::Known { incarnation } => Ok(incarnation),
+            _ => Err(LinkError::Unexpected("no word on what is known of us")),
+        })
+        .await?;
+    Ok(local.life.lock().settle(known)?)
+}
+
+async fn read_settled(reader: &mut ControlReader) -> Result<Incarnation, LinkError> {
+    reader
+        .next(|frame| match frame {
+            ControlFrame::Settled { incarnation } => Ok(incarnation),
+            _ => Err(LinkError::Unexpected("no end of the handshake")),
+        })
+        .await
+}

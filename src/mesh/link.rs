@@ -1,0 +1,340 @@
+//! One link: an admitted connection, its tasks, and what they share.
+//!
+//! | task | duty |
+//! |---|---|
+//! | link | control stream both ways, hellos, detection, accepting lanes; ends the link |
+//! | lane writer | `lanes::write` |
+//! | lane readers | `lanes::accept` |
+//!
+//! Whatever goes wrong in any of them ends the link, once, with a reason ([`Link::fail`]); the driver is told by [`Event::Down`]. The tasks
+//! wait for the driver's queue; the driver waits for none of them.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use quinn::{Connection, SendStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::MissedTickBehavior;
+use tracing::Instrument;
+
+use super::control::{ControlQueue, ControlReader};
+use super::cost::Cost;
+use super::credit::{Consumption, Credit, REPORT_INTERVAL};
+use super::detection::{Detection, Path};
+use super::error::LinkError;
+use super::handshake::{Candidate, Local, Peer, refuse};
+use super::{DeliverFactory, lanes};
+use crate::clock;
+use crate::frame::control::ControlFrame;
+use crate::ids::{LaneId, OpenMark, OpenNumber, PortId};
+use crate::replication::Port;
+use crate::shared::BrokerRecord;
+use crate::stp::Bpdu;
+use crate::task;
+
+/// Looks at a link's life per hello.
+const TICKS_PER_HELLO: u32 = 4;
+/// A living peer that has consumed nothing of what is on its way for this many detection times, and for [`STALL_MIN`], is wedged.
+///
+/// Deviation from `mesh.md`: one detection time would end links on which a burst of loss holds up all lanes at once.
+const STALL_DETECTION_TIMES: u32 = 4;
+const STALL_MIN: Duration = Duration::from_secs(2);
+
+/// What a link tells the driver.
+#[derive(Debug)]
+pub(super) enum Event {
+    Bpdu { port: PortId, bpdu: Bpdu },
+    OpenReceived { port: PortId, open: OpenMark },
+    CloseReceived { port: PortId, number: OpenNumber },
+    LanesClosed { port: PortId, number: OpenNumber },
+    Record { port: PortId, record: Box<BrokerRecord> },
+    Measured { port: PortId, measured: Measured },
+    Down { port: PortId, error: LinkError },
+}
+
+/// What a link was found to be like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) cost: NonZeroU32,
+    /// Shortest round trip of the last window.
+    pub(super) rtt: Duration,
+    /// Share of hellos lost.
+    pub(super) loss: f64,
+}
+
+/// What a link's tasks and the driver share.
+pub(super) struct Link {
+    pub(super) id: PortId,
+    pub(super) peer: Peer,
+    pub(super) we_dialled: bool,
+    pub(super) connection: Connection,
+    pub(super) port: Arc<Port>,
+    pub(super) deliver: DeliverFactory,
+    /// What the detection allows at present, for whoever probes the link.
+    detection_time: Mutex<Duration>,
+    credit: Mutex<Credit>,
+    credit_freed: Notify,
+    consumption: Mutex<Vec<Consumption>>,
+    consumed: Notify,
+    queue: ControlQueue,
+    failure: Mutex<Option<LinkError>>,
+    events: mpsc::Sender<Event>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+/// Makes `candidate` a link and starts its tasks.
+pub(super) fn start(
+    candidate: Candidate,
+    id: PortId,
+    port: Arc<Port>,
+    local: &Local,
+    deliver: DeliverFactory,
+    events: mpsc::Sender<Event>,
+) -> (Arc<Link>, Measured) {
+    let now = clock::now();
+    let Candidate { connection, peer, we_dialled, writer, reader } = candidate;
+    let lanes = port.lanes().len();
+    let tick = (local.hello.min(peer.hello) / TICKS_PER_HELLO).max(Duration::from_millis(1));
+    let detection = Detection::new(local.hello, peer.hello, tick, now);
+    let path = path(&connection);
+    let cost = Cost::new(if path.rtt_min.is_zero() { path.rtt } else { path.rtt_min }, now);
+    let measured = Measured { cost: cost.cost(), rtt: cost.rtt(), loss: 0.0 };
+    let link = Arc::new(Link {
+        id,
+        peer,
+        we_dialled,
+        connection,
+        port,
+        deliver,
+        detection_time: Mutex::new(detection.detection_time()),
+        credit: Mutex::new(Credit::new(lanes, now)),
+        credit_freed: Notify::new(),
+        consumption: Mutex::new((0..lanes).map(|_| Consumption::default()).collect()),
+        consumed: Notify::new(),
+        queue: ControlQueue::default(),
+        failure: Mutex::new(None),
+        events,
+    });
+    if !we_dialled {
+        // The dialler waits for this word.
+        link.send(&ControlFrame::Settled { incarnation: local.life.lock().incarnation() });
+    }
+    let span = tracing::info_span!("link", peer = %link.peer.name);
+    task::spawn("lane writer", end_with(Arc::clone(&link), write_lanes).instrument(span.clone()));
+    let watch = Watch { detection, cost, tick, hello: local.hello };
+    task::spawn("link", run(Arc::clone(&link), writer, reader, watch).instrument(span));
+    (link, measured)
+}
+
+async fn write_lanes(link: Arc<Link>) -> Result<(), LinkError> {
+    lanes::write(&link).await
+}
+
+async fn end_with<F: Future<Output = Result<(), LinkError>>>(link: Arc<Link>, body: impl FnOnce(Arc<Link>) -> F) {
+    // The connection's end ends even a task that waits for something else.
+    let connection = link.connection.clone();
+    tokio::select! {
+        ended = body(Arc::clone(&link)) => if let Err(error) = ended { link.fail(error) },
+        error = connection.closed() => link.fail(error.into()),
+    }
+}
+
+/// The link's own task: ends when the link ends.
+async fn run(link: Arc<Link>, writer: SendStream, reader: ControlReader, watch: Watch) {
+    let ended = tokio::select! {
+        ended = write_control(&link, writer) => ended,
+        ended = read_control(&link, reader, watch) => ended,
+        ended = lanes::accept(&link) => ended,
+        error = link.connection.closed() => Err(error.into()),
+    };
+    if let Err(error) = ended {
+        link.fail(error);
+    }
+    let error = link.failure.lock().take().unwrap_or(LinkError::Stream("the link ended"));
+    link.tell(Event::Down { port: link.id, error }).await;
+}
+
+impl Link {
+    /// Ends the link; the first reason counts, and the peer is told it.
+    pub(super) fn fail(&self, error: LinkError) {
+        let mut failure = self.failure.lock();
+        if failure.is_none() {
+            refuse(&self.connection, &error);
+            *failure = Some(error);
+        }
+    }
+
+    /// Queues a frame for the control stream.
+    pub(super) fn send(&self, frame: &ControlFrame<'_>) {
+        if let Err(error) = self.queue.push(frame) {
+            self.fail(error);
+        }
+    }
+
+    /// Tells the driver; if it is gone, so is everything.
+    pub(super) async fn tell(&self, event: Event) {
+        let _ = self.events.send(event).await;
+    }
+
+    /// How long the peer may be silent at present.
+    pub(super) fn detection_time(&self) -> Duration {
+        *self.detection_time.lock()
+    }
+
+    /// UDP datagrams received on the link so far.
+    pub(super) fn datagrams(&self) -> u64 {
+        self.connection.stats().udp_rx.datagrams
+    }
+
+    /// Waits until lanes may write, and says how many bytes.
+    pub(super) async fn credit(&self) -> usize {
+        loop {
+            let available = self.credit.lock().available();
+            if available > 0 {
+                return available;
+            }
+            self.credit_freed.notified().await;
+        }
+    }
+
+    /// A lane has written so much.
+    pub(super) fn wrote(&self, lane: LaneId, bytes: usize) {
+        self.credit.lock().wrote(lane, bytes, clock::now());
+    }
+
+    /// A lane has consumed so much of what the peer wrote.
+    pub(super) fn consumed(&self, lane: LaneId, bytes: usize) {
+        if let Some(lane) = self.consumption.lock().get_mut(lane.index()) {
+            lane.add(bytes);
+        }
+        self.consumed.notify_one();
+    }
+
+    fn credited(&self, lane: LaneId, consumed: u64) -> Result<(), LinkError> {
+        let rtt_min = self.connection.min_rtt();
+        self.credit.lock().consumed(lane, consumed, rtt_min, clock::now())?;
+        self.credit_freed.notify_one();
+        Ok(())
+    }
+}
+
+/// Writes what is queued, and reports what lanes have consumed: at once where that is much, else after a while.
+async fn write_control(link: &Link, mut writer: SendStream) -> Result<(), LinkError> {
+    let mut report_at: Option<tokio::time::Instant> = None;
+    loop {
+        let timer = async {
+            match report_at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = link.queue.filled() => {}
+            () = link.consumed.notified() => {
+                let due = link.consumption.lock().iter().any(Consumption::is_due);
+                if !due {
+                    report_at.get_or_insert(tokio::time::Instant::from_std(clock::now() + REPORT_INTERVAL));
+                    continue;
+                }
+                report(link);
+                report_at = None;
+            }
+            () = timer => {
+                report(link);
+                report_at = None;
+            }
+        }
+        let mut frames: Vec<Bytes> = link.queue.take();
+        writer.write_all_chunks(&mut frames).await?;
+    }
+}
+
+fn report(link: &Link) {
+    let mut consumption = link.consumption.lock();
+    let reports = consumption.iter_mut().zip(0_u8..).filter_map(|(lane, id)| Some((LaneId(id), lane.report()?)));
+    for (lane, consumed) in reports {
+        link.send(&ControlFrame::Credit { lane, consumed });
+    }
+}
+
+/// What decides whether a link lives, and what it costs.
+struct Watch {
+    detection: Detection,
+    cost: Cost,
+    tick: Duration,
+    hello: Duration,
+}
+
+async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) -> Result<(), LinkError> {
+    let mut ticks = tokio::time::interval(watch.tick);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut hellos = tokio::time::interval(watch.hello);
+    hellos.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        while let Some(frame) = reader.buffered()? {
+            match frame {
+                ControlFrame::Bpdu(bpdu) => link.tell(Event::Bpdu { port: link.id, bpdu }).await,
+                ControlFrame::Hello { number, echo } => watch.detection.hear(number, echo),
+                ControlFrame::Credit { lane, consumed } => link.credited(lane, consumed)?,
+                ControlFrame::Record(bytes) => {
+                    let record = Box::new(BrokerRecord::decode(bytes)?);
+                    link.tell(Event::Record { port: link.id, record }).await;
+                }
+                ControlFrame::Unknown => {}
+                ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {
+                    return Err(LinkError::Unexpected("a word of the handshake after it"));
+                }
+            }
+        }
+        tokio::select! {
+            filled = reader.fill() => filled?,
+            datagram = link.connection.read_datagram() => {
+                if let Some((ControlFrame::Hello { number, echo }, _)) = ControlFrame::decode(&datagram?)? {
+                    watch.detection.hear(number, echo);
+                }
+            }
+            _ = hellos.tick() => say_hello(link, &mut watch.detection),
+            _ = ticks.tick() => look(link, &mut watch).await?,
+        }
+    }
+}
+
+fn say_hello(link: &Link, detection: &mut Detection) {
+    let (number, echo) = detection.say();
+    let hello = ControlFrame::Hello { number, echo };
+    let mut datagram = Vec::new();
+    hello.encode(&mut datagram);
+    if link.connection.send_datagram(datagram.into()).is_err() {
+        link.send(&hello);
+    }
+}
+
+async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
+    let now = clock::now();
+    let path = path(&link.connection);
+    watch.detection.tick(now, path)?;
+    let detection_time = watch.detection.detection_time();
+    *link.detection_time.lock() = detection_time;
+    let stalled = link.credit.lock().stalled(now);
+    if stalled > STALL_MIN.max(detection_time * STALL_DETECTION_TIMES) {
+        return Err(LinkError::Stalled(stalled));
+    }
+    if watch.cost.measure(path.rtt, now) {
+        let measured = Measured { cost: watch.cost.cost(), rtt: watch.cost.rtt(), loss: watch.detection.loss() };
+        link.tell(Event::Measured { port: link.id, measured }).await;
+    }
+    Ok(())
+}
+
+fn path(connection: &Connection) -> Path {
+    let stats = connection.stats();
+    Path { rtt: stats.path.rtt, rtt_min: stats.path.min_rtt, datagrams: stats.udp_rx.datagrams }
+}
