@@ -1,1 +1,22 @@
-//! One client's state.
+//! One client's state: what it subscribed, what is on its way to it, what it has sent half of, its will and its outbox.
+//!
+//! A [`Subscriber`] is a state behind one lock (`hotpath.md`): publishers lock it for one append, its own connection for a look. At most one
+//! subscriber's lock is held at a time, and never while another lock is taken (lock order: registry, origin-lane, subscriber).
+//!
+//! It is not a connection: it outlives one, and knows no socket. Sources: MQTT 5.0 section 4.1 (session state), 4.3 (QoS), 4.4 (redelivery),
+//! 4.9 (flow control).
+
+mod inbound;
+mod message;
+mod outbound;
+mod outbox;
+mod subscriber;
+mod variants;
+
+pub use inbound::{Inbound, QuotaExceeded};
+pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
+pub use outbound::{Outbound, OutboundLimits};
+pub use outbox::{Drained, Outbox, Segment};
+pub(crate) use subscriber::RetainedBacklog;
+pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
+pub use variants::Variants;

@@ -51,6 +51,15 @@ impl<T> NameTrie<T> {
         replaced
     }
 
+    /// The value of `name`.
+    pub fn find(&self, name: &str) -> Option<&T> {
+        let mut node = &self.root;
+        for level in name.split(SEPARATOR) {
+            node = node.children.get(level)?;
+        }
+        node.value.as_ref()
+    }
+
     /// Takes the value of `name` away and returns it.
     pub fn remove(&mut self, name: &str) -> Option<T> {
         // The deepest node on the way that other names need, as the number of levels that lead to it.

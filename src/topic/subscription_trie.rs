@@ -90,7 +90,7 @@ impl<K: Eq + Hash, V> SubscriptionTrie<K, V> {
     }
 
     /// Calls `found` for every subscription whose filter matches the topic name `name`: a key as often as it has matching filters.
-    pub fn for_each_match(&self, name: &str, mut found: impl FnMut(&K, &V)) {
+    pub fn for_each_match<'a>(&'a self, name: &str, mut found: impl FnMut(&'a K, &'a V)) {
         let mut waiting = Vec::new();
         let mut next = Some((&self.root, Some(name)));
         let mut wildcards = !is_reserved(name);

@@ -1,0 +1,66 @@
+//! QoS 2 towards the broker: the packet identifiers between PUBREC and PUBCOMP (MQTT 5.0 section 4.3.3, method B: the message is passed on
+//! when it first arrives, the identifier kept until PUBREL).
+
+use std::collections::HashSet;
+
+use crate::codec::PacketId;
+
+/// The client sent more than it was allowed to have open: DISCONNECT 0x93 [MQTT-3.3.4-7, -8].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaExceeded;
+
+/// Identifiers of QoS 2 messages that were received and not yet released. Empty, it owns no memory.
+#[derive(Debug, Default)]
+pub struct Inbound {
+    received: HashSet<PacketId, ahash::RandomState>,
+}
+
+impl Inbound {
+    /// A QoS 2 PUBLISH arrived. `Ok(true)` if it is new, `Ok(false)` if it repeats one that is open [MQTT-4.3.3-10].
+    ///
+    /// # Errors
+    /// When `maximum` messages are open already.
+    pub fn receive(&mut self, id: PacketId, maximum: usize) -> Result<bool, QuotaExceeded> {
+        if self.received.contains(&id) {
+            return Ok(false);
+        }
+        if self.received.len() >= maximum {
+            return Err(QuotaExceeded);
+        }
+        self.received.insert(id);
+        Ok(true)
+    }
+
+    /// PUBREL arrived. Says whether the identifier was open (else PUBCOMP carries 0x92).
+    pub fn release(&mut self, id: PacketId) -> bool {
+        self.received.remove(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: u16) -> PacketId {
+        PacketId::new(n).unwrap()
+    }
+
+    #[test]
+    fn a_repeat_is_not_new_until_it_was_released() {
+        let mut inbound = Inbound::default();
+        assert_eq!(inbound.receive(id(7), 2), Ok(true));
+        assert_eq!(inbound.receive(id(7), 2), Ok(false));
+        assert!(inbound.release(id(7)) && !inbound.release(id(7)));
+        assert_eq!(inbound.receive(id(7), 2), Ok(true));
+    }
+
+    #[test]
+    fn the_quota_counts_open_messages_and_lets_repeats_pass() {
+        let mut inbound = Inbound::default();
+        assert_eq!(inbound.receive(id(1), 1), Ok(true));
+        assert_eq!(inbound.receive(id(2), 1), Err(QuotaExceeded));
+        assert_eq!(inbound.receive(id(1), 1), Ok(false));
+        inbound.release(id(1));
+        assert_eq!(inbound.receive(id(2), 1), Ok(true));
+    }
+}

@@ -1,0 +1,334 @@
+//! QoS 1 and 2 towards the client: packet identifiers, the in-flight window, the queue behind it (MQTT 5.0 sections 4.3, 4.4, 4.9).
+//!
+//! Entries stand in the order of sending, acknowledgements nearly always come in it: the front is looked at first. Identifiers count
+//! up from 1; one that is still open is never given out again [MQTT-2.2.1-4]. PUBREL never waits for the window [MQTT-3.3.4-10].
+//! A session that ends with its connection keeps only identifiers in flight: nobody will ever ask for those messages again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::message::{Delivery, StoredMessage};
+use crate::codec::{PacketId, QoS};
+
+/// Bounds of one session.
+#[derive(Clone, Copy, Debug)]
+pub struct OutboundLimits {
+    /// Messages in flight at once; the client's Receive Maximum may lower it.
+    pub inflight_max: u16,
+    /// Messages that may wait behind the window.
+    pub queued_messages_max: usize,
+    /// Bytes that may wait behind the window.
+    pub queued_bytes_max: usize,
+}
+
+/// How far a message in flight has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// PUBLISH sent, PUBACK (QoS 1) or PUBREC (QoS 2) awaited.
+    Published,
+    /// PUBREC received, PUBREL sent, PUBCOMP awaited.
+    Released,
+}
+
+#[derive(Debug)]
+struct Inflight {
+    /// How many identifiers were given out before: tells the identifier and the age.
+    serial: u64,
+    qos: QoS,
+    stage: Stage,
+    /// Counts against the client's Receive Maximum on this connection.
+    counted: bool,
+    /// Kept where the session may outlive the connection.
+    message: Option<Queued>,
+}
+
+/// A message that waits for the window or for redelivery.
+#[derive(Clone, Debug)]
+pub(super) struct Queued {
+    pub(super) message: Arc<StoredMessage>,
+    pub(super) qos: QoS,
+    pub(super) retain: bool,
+    pub(super) subscription_ids: Option<Arc<[u32]>>,
+}
+
+impl Queued {
+    pub(super) fn new(message: Arc<StoredMessage>, delivery: &Delivery<'_>) -> Self {
+        let ids = delivery.subscription_ids;
+        Self { message, qos: delivery.qos, retain: delivery.retain, subscription_ids: (!ids.is_empty()).then(|| Arc::from(ids)) }
+    }
+
+    pub(super) fn delivery(&self) -> Delivery<'_> {
+        Delivery { qos: self.qos, retain: self.retain, subscription_ids: self.subscription_ids.as_deref().unwrap_or_default() }
+    }
+}
+
+/// What a session has to send again on a new connection [MQTT-4.4.0-1].
+#[derive(Debug)]
+pub(super) enum Resend {
+    Publish(PacketId, Queued),
+    PubRel(PacketId),
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub struct Outbound {
+    issued: u64,
+    inflight: VecDeque<Inflight>,
+    /// Entries that count against the window.
+    counted: usize,
+    /// Entries before this place were sent on the present connection; those behind it wait for redelivery.
+    resent: usize,
+    queue: VecDeque<Queued>,
+    queue_bytes: usize,
+}
+
+fn packet_id(serial: u64) -> PacketId {
+    // 65,535 identifiers, none of them 0.
+    let low = u16::try_from(serial % u64::from(u16::MAX)).unwrap_or(0);
+    PacketId::MIN.saturating_add(low)
+}
+
+impl Outbound {
+    /// Messages sent and not yet acknowledged, or to be sent again.
+    #[must_use]
+    pub fn inflight_len(&self) -> usize {
+        self.inflight.len()
+    }
+
+    /// Messages that wait for the window.
+    #[must_use]
+    pub fn queue_len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether messages in flight are still to be sent again.
+    pub(super) fn needs_resend(&self) -> bool {
+        self.resent < self.inflight.len()
+    }
+
+    /// Whether a new message may be sent at once: the window is open and nothing older waits.
+    pub(super) fn is_open(&self, window: u16) -> bool {
+        self.queue.is_empty() && self.has_room(window)
+    }
+
+    /// Whether the window takes one more message.
+    pub(super) fn has_room(&self, window: u16) -> bool {
+        self.counted < usize::from(window) && self.inflight.len() < usize::from(u16::MAX) && self.resent == self.inflight.len()
+    }
+
+    /// Gives out an identifier and puts the message in flight. Call only with [`Self::has_room`].
+    pub(super) fn send(&mut self, qos: QoS, message: Option<Queued>) -> PacketId {
+        let mut serial = self.issued;
+        // Only an entry a whole round old can hold the same identifier.
+        if self.inflight.front().is_some_and(|oldest| serial - oldest.serial >= u64::from(u16::MAX)) {
+            while self.inflight.iter().any(|open| packet_id(open.serial) == packet_id(serial)) {
+                serial += 1;
+            }
+        }
+        self.issued = serial + 1;
+        self.inflight.push_back(Inflight { serial, qos, stage: Stage::Published, counted: true, message });
+        self.counted += 1;
+        self.resent += 1;
+        packet_id(serial)
+    }
+
+    /// Takes back what [`Self::send`] did: the packet could not be encoded for this client.
+    pub(super) fn unsend(&mut self) {
+        if let Some(entry) = self.inflight.pop_back() {
+            self.counted -= usize::from(entry.counted);
+            self.resent = self.resent.min(self.inflight.len());
+        }
+    }
+
+    fn position(&self, id: PacketId, stage: Stage) -> Option<usize> {
+        self.inflight.iter().position(|open| packet_id(open.serial) == id && open.stage == stage)
+    }
+
+    fn remove(&mut self, place: usize) {
+        if let Some(entry) = self.inflight.remove(place) {
+            self.counted -= usize::from(entry.counted);
+            self.resent -= usize::from(place < self.resent);
+        }
+    }
+
+    /// PUBACK arrived. False if nothing waits for it.
+    pub fn puback(&mut self, id: PacketId) -> bool {
+        let Some(place) = self.position(id, Stage::Published) else { return false };
+        if self.inflight.get(place).is_some_and(|open| open.qos != QoS::AtLeastOnce) {
+            return false;
+        }
+        self.remove(place);
+        true
+    }
+
+    /// PUBREC arrived. True if PUBREL is to be sent: also for a repeat [MQTT-4.3.3-3]; false for an unknown identifier (PUBREL with 0x92).
+    /// A refusal (reason code 0x80 and above) ends the exchange [MQTT-4.3.3-5].
+    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> bool {
+        if let Some(place) = self.position(id, Stage::Published) {
+            if self.inflight.get(place).is_some_and(|open| open.qos != QoS::ExactlyOnce) {
+                return false;
+            }
+            if refused {
+                self.remove(place);
+            } else if let Some(open) = self.inflight.get_mut(place) {
+                open.stage = Stage::Released;
+                open.message = None;
+            }
+            return true;
+        }
+        self.position(id, Stage::Released).is_some()
+    }
+
+    /// PUBCOMP arrived. False if nothing waits for it.
+    pub fn pubcomp(&mut self, id: PacketId) -> bool {
+        match self.position(id, Stage::Released) {
+            Some(place) => {
+                self.remove(place);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Puts a message behind the window. False, and the message is dropped, when the queue is full.
+    pub(super) fn enqueue(&mut self, queued: Queued, limits: &OutboundLimits) -> bool {
+        let bytes = queued.message.bytes();
+        if self.queue.len() >= limits.queued_messages_max || self.queue_bytes + bytes > limits.queued_bytes_max {
+            return false;
+        }
+        self.queue_bytes += bytes;
+        self.queue.push_back(queued);
+        true
+    }
+
+    /// The oldest message behind the window.
+    pub(super) fn dequeue(&mut self) -> Option<Queued> {
+        let queued = self.queue.pop_front()?;
+        self.queue_bytes -= queued.message.bytes();
+        Some(queued)
+    }
+
+    /// A new connection resumes the session: everything in flight is to be sent again, in its order [MQTT-4.6.0-1].
+    pub(super) fn resume(&mut self) {
+        self.resent = 0;
+        self.counted = 0;
+        self.inflight.iter_mut().for_each(|open| open.counted = false);
+    }
+
+    /// The next entry to be sent again that the window allows; PUBREL needs no room. Call until `None`.
+    pub(super) fn resend(&mut self, window: u16) -> Option<Resend> {
+        loop {
+            let full = self.counted >= usize::from(window);
+            let open = self.inflight.get_mut(self.resent)?;
+            let id = packet_id(open.serial);
+            if open.stage == Stage::Released {
+                self.resent += 1;
+                return Some(Resend::PubRel(id));
+            }
+            if full {
+                return None;
+            }
+            match open.message.clone() {
+                Some(message) => {
+                    open.counted = true;
+                    self.counted += 1;
+                    self.resent += 1;
+                    return Some(Resend::Publish(id, message));
+                }
+                // A session that kept no message was not meant to be resumed.
+                None => {
+                    self.inflight.remove(self.resent);
+                }
+            }
+        }
+    }
+
+    /// The message that was just taken by [`Self::resend`] cannot be sent to this client any more.
+    pub(super) fn forget(&mut self, id: PacketId) {
+        if let Some(place) = self.position(id, Stage::Published) {
+            self.remove(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn queued(qos: QoS) -> Queued {
+        let message = StoredMessage {
+            topic: "t".into(),
+            payload: Bytes::from_static(b"xyz"),
+            qos,
+            retain: false,
+            expires_at: None,
+            properties: Bytes::new(),
+        };
+        Queued::new(Arc::new(message), &Delivery { qos, retain: false, subscription_ids: &[] })
+    }
+
+    #[test]
+    fn identifiers_count_up_and_skip_what_is_open() {
+        let mut outbound = Outbound::default();
+        let first = outbound.send(QoS::AtLeastOnce, None);
+        assert_eq!(first.get(), 1);
+        for n in 0..200_000_u32 {
+            let id = outbound.send(QoS::AtLeastOnce, None);
+            assert_ne!(id, first, "given twice at {n}");
+            assert!(outbound.puback(id));
+        }
+        assert!(outbound.puback(first) && !outbound.puback(first));
+        assert_eq!(outbound.inflight_len(), 0);
+    }
+
+    #[test]
+    fn qos_2_goes_through_its_stages() {
+        let mut outbound = Outbound::default();
+        let id = outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)));
+        assert!(!outbound.has_room(1));
+        assert!(!outbound.puback(id) && !outbound.pubcomp(id));
+        assert!(outbound.pubrec(id, false) && outbound.pubrec(id, false), "a repeated PUBREC gets PUBREL again");
+        assert!(!outbound.has_room(1), "the window opens at PUBCOMP [MQTT-4.9.0-2]");
+        assert!(outbound.pubcomp(id) && !outbound.pubcomp(id));
+        assert!(outbound.has_room(1));
+        let refused = outbound.send(QoS::ExactlyOnce, None);
+        assert!(outbound.pubrec(refused, true));
+        assert!(outbound.has_room(1));
+    }
+
+    #[test]
+    fn the_queue_is_bounded_by_messages_and_bytes() {
+        let mut outbound = Outbound::default();
+        let limits = OutboundLimits { inflight_max: 1, queued_messages_max: 3, queued_bytes_max: 8 };
+        assert!(outbound.enqueue(queued(QoS::AtLeastOnce), &limits));
+        assert!(outbound.enqueue(queued(QoS::AtLeastOnce), &limits));
+        assert!(!outbound.enqueue(queued(QoS::AtLeastOnce), &limits), "4 bytes each");
+        assert!(outbound.dequeue().is_some());
+        assert!(outbound.enqueue(queued(QoS::AtLeastOnce), &limits));
+    }
+
+    #[test]
+    fn a_resumed_session_sends_again_in_order_and_within_the_window() {
+        let mut outbound = Outbound::default();
+        let ids: Vec<PacketId> = (0..4).map(|_| outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)))).collect();
+        outbound.pubrec(ids[1], false);
+        for _ in 0..50 {
+            outbound.resume();
+            let mut again = Vec::new();
+            while let Some(resend) = outbound.resend(2) {
+                again.push(match resend {
+                    Resend::Publish(id, _) => (id, false),
+                    Resend::PubRel(id) => (id, true),
+                });
+            }
+            assert_eq!(again, [(ids[0], false), (ids[1], true), (ids[2], false)]);
+            assert!(!outbound.is_open(2));
+        }
+        assert!(outbound.pubrec(ids[0], false) && outbound.pubcomp(ids[0]));
+        assert!(matches!(outbound.resend(2), Some(Resend::Publish(id, _)) if id == ids[3]));
+        assert!(outbound.pubcomp(ids[1]));
+        assert_eq!(outbound.inflight_len(), 2);
+    }
+}

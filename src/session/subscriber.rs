@@ -1,0 +1,373 @@
+//! A subscriber: the session and its outbox behind one lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::inbound::Inbound;
+use super::message::{Delivery, Message, StoredMessage, Will};
+use super::outbound::{Outbound, OutboundLimits, Queued, Resend};
+use super::outbox::Outbox;
+use super::variants::Variants;
+use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
+use crate::limits::OUTBOX_BYTES_MAX;
+
+/// Names one session object of this process; a session that begins anew is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubscriberId(pub u64);
+
+/// How long a session outlives its connection (MQTT 5.0 section 3.1.2.11.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionExpiry {
+    /// It ends with the connection.
+    WithConnection,
+    /// It ends this long after the connection.
+    After(Duration),
+    /// It does not expire.
+    Never,
+}
+
+impl SessionExpiry {
+    /// From a Session Expiry Interval in seconds.
+    #[must_use]
+    pub fn from_interval_seconds(seconds: u32) -> Self {
+        match seconds {
+            0 => Self::WithConnection,
+            u32::MAX => Self::Never,
+            seconds => Self::After(Duration::from_secs(u64::from(seconds))),
+        }
+    }
+}
+
+/// The present connection of a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Connected {
+    /// Spoken by the client.
+    pub version: ProtocolVersion,
+    /// Messages that may be in flight: the lower of the client's Receive Maximum and our own bound.
+    pub window: u16,
+    /// The client's Maximum Packet Size, bytes.
+    pub packet_bytes_max: usize,
+}
+
+/// What a client asked for with one filter (MQTT 5.0 section 3.8.3.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubscriptionOptions {
+    /// The highest QoS that it wants.
+    pub qos: QoS,
+    /// Its own messages are not sent back [MQTT-3.8.3-3].
+    pub no_local: bool,
+    /// The RETAIN flag is kept [MQTT-3.3.1-13].
+    pub retain_as_published: bool,
+    /// Sent with every match.
+    pub subscription_id: Option<u32>,
+}
+
+/// What became of one delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Encoded into the outbox.
+    Sent,
+    /// It waits in the session's queue.
+    Queued,
+    /// The outbox is full: QoS 0 is dropped.
+    DroppedSlow,
+    /// The session's queue is full.
+    DroppedFull,
+    /// Larger than the client takes.
+    DroppedTooLarge,
+    /// The client is not connected and the session keeps nothing for it.
+    Away,
+}
+
+/// One subscription's retained messages that are still to be sent; they go as fast as the outbox empties.
+#[derive(Debug)]
+pub(crate) struct RetainedBacklog {
+    pub(crate) filter: Box<str>,
+    pub(crate) options: SubscriptionOptions,
+}
+
+/// Everything behind the lock.
+#[derive(Debug)]
+pub struct State {
+    /// Counts the connections of this session: what an older connection says is not heard.
+    pub epoch: u64,
+    /// None while the client is away.
+    pub connected: Option<Connected>,
+    /// To the present connection.
+    pub outbox: Outbox,
+    /// QoS 1 and 2 towards the client.
+    pub outbound: Outbound,
+    /// QoS 2 from the client.
+    pub inbound: Inbound,
+    /// Filters, as subscribed (with `$share/...`).
+    pub subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
+    /// Armed while connected, and through the delay afterwards.
+    pub will: Option<Will>,
+    /// What happens when the connection ends.
+    pub expiry: SessionExpiry,
+    /// The session is over; nothing more is put into it.
+    pub ended: bool,
+    pub(crate) retained: VecDeque<RetainedBacklog>,
+    pub(crate) retained_now: std::vec::IntoIter<Arc<StoredMessage>>,
+    pub(crate) retained_options: Option<SubscriptionOptions>,
+    limits: OutboundLimits,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Subscriber {
+    /// Of this process.
+    pub id: SubscriberId,
+    /// The client's own name.
+    pub client_id: Arc<str>,
+    /// When the client was last heard, in milliseconds of the router's clock: what its keep alive is measured by.
+    pub heard_at_ms: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Subscriber {
+    /// A new session, not connected yet.
+    #[must_use]
+    pub fn new(id: SubscriberId, client_id: Arc<str>, limits: OutboundLimits) -> Self {
+        Self {
+            id,
+            client_id,
+            heard_at_ms: AtomicU64::new(0),
+            state: Mutex::new(State {
+                epoch: 0,
+                connected: None,
+                outbox: Outbox::default(),
+                outbound: Outbound::default(),
+                inbound: Inbound::default(),
+                subscriptions: HashMap::default(),
+                will: None,
+                expiry: SessionExpiry::WithConnection,
+                ended: false,
+                retained: VecDeque::new(),
+                retained_now: Vec::new().into_iter(),
+                retained_options: None,
+                limits,
+            }),
+        }
+    }
+
+    /// Locks the state. Never while another subscriber's is held.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The client was heard at `now_ms`.
+    pub fn heard(&self, now_ms: u64) {
+        self.heard_at_ms.store(now_ms, Ordering::Relaxed);
+    }
+}
+
+impl State {
+    /// Puts `message` on its way. Returns the sleeping owner's waker, to be called after the lock is gone.
+    pub fn deliver(
+        &mut self,
+        variants: &mut Variants,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+        now: Instant,
+    ) -> (Outcome, Option<Waker>) {
+        let Some(connected) = self.connected else {
+            return (self.deliver_away(variants, message, delivery), None);
+        };
+        let has_room = self.outbox.len() < OUTBOX_BYTES_MAX;
+        if delivery.qos == QoS::AtMostOnce {
+            if !has_room {
+                return (Outcome::DroppedSlow, None);
+            }
+            let sent = variants.append(
+                &mut self.outbox,
+                message,
+                delivery,
+                connected.version,
+                None,
+                false,
+                connected.packet_bytes_max,
+                now,
+            );
+            return match sent {
+                Ok(()) => (Outcome::Sent, self.outbox.owner_to_wake()),
+                Err(_) => (Outcome::DroppedTooLarge, None),
+            };
+        }
+        if !(has_room && self.outbound.is_open(connected.window)) {
+            let queued = Queued::new(variants.stored(message), delivery);
+            return match self.outbound.enqueue(queued, &self.limits) {
+                true => (Outcome::Queued, None),
+                false => (Outcome::DroppedFull, None),
+            };
+        }
+        let kept = self.is_kept().then(|| Queued::new(variants.stored(message), delivery));
+        match self.send(variants, message, delivery, kept, connected, now) {
+            true => (Outcome::Sent, self.outbox.owner_to_wake()),
+            false => (Outcome::DroppedTooLarge, None),
+        }
+    }
+
+    fn deliver_away(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
+        if delivery.qos == QoS::AtMostOnce || self.ended || !self.is_kept() {
+            return Outcome::Away;
+        }
+        match self.outbound.enqueue(Queued::new(variants.stored(message), delivery), &self.limits) {
+            true => Outcome::Queued,
+            false => Outcome::DroppedFull,
+        }
+    }
+
+    fn is_kept(&self) -> bool {
+        self.expiry != SessionExpiry::WithConnection
+    }
+
+    /// Sends a QoS 1 or 2 message for which the window has room.
+    fn send(
+        &mut self,
+        variants: &mut Variants,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+        kept: Option<Queued>,
+        connected: Connected,
+        now: Instant,
+    ) -> bool {
+        let id = self.outbound.send(delivery.qos, kept);
+        let sent = variants.append(
+            &mut self.outbox,
+            message,
+            delivery,
+            connected.version,
+            Some(id),
+            false,
+            connected.packet_bytes_max,
+            now,
+        );
+        if sent.is_err() {
+            self.outbound.unsend();
+        }
+        sent.is_ok()
+    }
+
+    /// Whether anything waits for room: redelivery, queue or retained messages.
+    #[must_use]
+    pub fn has_backlog(&self) -> bool {
+        self.outbound.queue_len() > 0 || self.has_retained_backlog() || self.outbound.needs_resend()
+    }
+
+    pub(crate) fn has_retained_backlog(&self) -> bool {
+        !self.retained.is_empty() || self.retained_now.len() > 0
+    }
+
+    /// Moves what waits into the outbox, as far as window and outbox allow: first what is sent again, then the queue. Counts
+    /// (sent, expired, too large).
+    pub fn pump(&mut self, variants: &mut Variants, now: Instant) -> Pumped {
+        let mut pumped = Pumped::default();
+        let Some(connected) = self.connected else { return pumped };
+        while self.outbox.len() < OUTBOX_BYTES_MAX {
+            let Some(resend) = self.outbound.resend(connected.window) else { break };
+            match resend {
+                Resend::PubRel(id) => self.send_pubrel(id, connected.version),
+                Resend::Publish(id, queued) => {
+                    // An exchange under way runs to its end whatever its expiry [MQTT-4.3.3-7].
+                    let message = queued.message.borrow();
+                    variants.begin_stored(&queued.message);
+                    let sent = variants.append(
+                        &mut self.outbox,
+                        &message,
+                        &queued.delivery(),
+                        connected.version,
+                        Some(id),
+                        true,
+                        connected.packet_bytes_max,
+                        now,
+                    );
+                    match sent {
+                        Ok(()) => pumped.sent += 1,
+                        Err(_) => {
+                            self.outbound.forget(id);
+                            pumped.too_large += 1;
+                        }
+                    }
+                }
+            }
+        }
+        while self.outbox.len() < OUTBOX_BYTES_MAX && self.outbound.has_room(connected.window) {
+            let Some(queued) = self.outbound.dequeue() else { break };
+            if queued.message.expires_at.is_some_and(|at| at <= now) {
+                pumped.expired += 1;
+                continue;
+            }
+            variants.begin_stored(&queued.message);
+            let kept = self.is_kept().then(|| queued.clone());
+            match self.send(variants, &queued.message.borrow(), &queued.delivery(), kept, connected, now) {
+                true => pumped.sent += 1,
+                false => pumped.too_large += 1,
+            }
+        }
+        pumped
+    }
+
+    fn send_pubrel(&mut self, id: PacketId, version: ProtocolVersion) {
+        let ack = Packet::PubRel(Ack::success(id));
+        // An acknowledgement without properties always encodes.
+        let _ = codec::encode(self.outbox.tail(), version, &ack);
+    }
+
+    /// A retained message for a new subscription; the caller has checked that the outbox has room.
+    pub(crate) fn deliver_retained(
+        &mut self,
+        variants: &mut Variants,
+        message: &Arc<StoredMessage>,
+        options: &SubscriptionOptions,
+        now: Instant,
+    ) -> Outcome {
+        variants.begin_stored(message);
+        let ids: &[u32] = options.subscription_id.as_slice();
+        let delivery = Delivery { qos: message.qos.min(options.qos), retain: true, subscription_ids: ids };
+        self.deliver(variants, &message.borrow(), &delivery, now).0
+    }
+
+    /// The session gets a new connection. The outbox begins anew with `connack`; what was in flight goes behind it.
+    pub(crate) fn connect(&mut self, connected: Connected, expiry: SessionExpiry, will: Option<Will>, connack: &[u8]) -> u64 {
+        self.epoch += 1;
+        self.connected = Some(connected);
+        self.expiry = expiry;
+        self.will = will;
+        self.outbox.reset();
+        self.retained.clear();
+        self.retained_now = Vec::new().into_iter();
+        self.outbox.tail().extend_from_slice(connack);
+        self.outbound.resume();
+        self.epoch
+    }
+
+    /// The connection is gone. What the outbox held of QoS 1 and 2 is still in flight.
+    pub(crate) fn disconnect(&mut self) {
+        self.connected = None;
+        self.outbox.reset();
+        self.retained.clear();
+        self.retained_now = Vec::new().into_iter();
+    }
+
+    /// Ends the connection after what waits is written, with `reason` for an MQTT 5 client.
+    pub fn close(&mut self, reason: ReasonCode) -> Option<Waker> {
+        self.outbox.close(reason)
+    }
+}
+
+/// What [`State::pump`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pumped {
+    /// Messages put into the outbox.
+    pub sent: u64,
+    /// Messages dropped because they expired in the queue.
+    pub expired: u64,
+    /// Messages dropped because the client takes no packet of that size.
+    pub too_large: u64,
+}

@@ -1,0 +1,149 @@
+//! One message, however many subscribers, is encoded once a variant: protocol, QoS and RETAIN flag make twelve; the packet identifier is written
+//! over afterwards. What carries subscription identifiers is encoded for its receiver.
+//!
+//! Small payloads are copied with their head, from [`SHARE_PAYLOAD_BYTES`] on the payload is shared (measured: `hotpath.md`, variant F).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::message::{Delivery, Message, StoredMessage, remaining_seconds};
+use super::outbox::Outbox;
+use crate::codec::{self, PacketId, ProtocolVersion, PublishHead, QoS};
+use crate::limits::SHARE_PAYLOAD_BYTES;
+
+/// Head (and small payload) of a PUBLISH, ready to copy.
+#[derive(Debug, Default)]
+struct Variant {
+    ready: bool,
+    bytes: Vec<u8>,
+    packet_id_at: usize,
+    packet_bytes: usize,
+}
+
+/// The encodings of the message that is being routed. Reused from message to message: in steady state nothing is allocated.
+#[derive(Debug, Default)]
+pub struct Variants {
+    variants: [Variant; 12],
+    single: Variant,
+    payload: Option<Bytes>,
+    stored: Option<Arc<StoredMessage>>,
+}
+
+/// Why a message was not appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unsendable {
+    /// It exceeds the client's Maximum Packet Size [MQTT-3.1.2-24].
+    TooLarge,
+}
+
+impl Variants {
+    /// Forgets the last message.
+    pub fn begin(&mut self) {
+        self.variants.iter_mut().for_each(|v| v.ready = false);
+        self.payload = None;
+        self.stored = None;
+    }
+
+    /// The message is one that is stored already: what waits shares it.
+    pub fn begin_stored(&mut self, message: &Arc<StoredMessage>) {
+        self.begin();
+        self.payload = Some(message.payload.clone());
+        self.stored = Some(Arc::clone(message));
+    }
+
+    /// The owned form, made once for all sessions in which the message has to wait.
+    pub fn stored(&mut self, message: &Message<'_>) -> Arc<StoredMessage> {
+        let payload = &mut self.payload;
+        Arc::clone(self.stored.get_or_insert_with(|| {
+            Arc::new(StoredMessage {
+                topic: message.topic.into(),
+                payload: payload.get_or_insert_with(|| Bytes::copy_from_slice(message.payload)).clone(),
+                qos: message.qos,
+                retain: message.retain,
+                expires_at: message.expires_at,
+                properties: Bytes::copy_from_slice(message.properties),
+            })
+        }))
+    }
+
+    /// Appends the PUBLISH for one receiver; whole or not at all.
+    #[expect(clippy::too_many_arguments, reason = "each is a dimension of the packet; a struct would be built for every delivery")]
+    pub(super) fn append(
+        &mut self,
+        outbox: &mut Outbox,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+        version: ProtocolVersion,
+        packet_id: Option<PacketId>,
+        dup: bool,
+        packet_bytes_max: usize,
+        now: Instant,
+    ) -> Result<(), Unsendable> {
+        let share = message.payload.len() >= SHARE_PAYLOAD_BYTES;
+        let v5 = version == ProtocolVersion::V5;
+        let plain = !dup && (delivery.subscription_ids.is_empty() || !v5);
+        let slot = usize::from(v5) * 6 + usize::from(delivery.qos as u8) * 2 + usize::from(delivery.retain);
+        let variant = match self.variants.get_mut(slot) {
+            Some(variant) if plain => variant,
+            _ => {
+                self.single.ready = false;
+                &mut self.single
+            }
+        };
+        if !variant.ready {
+            variant.encode(message, delivery, version, dup, share, now)?;
+        }
+        if variant.packet_bytes > packet_bytes_max {
+            return Err(Unsendable::TooLarge);
+        }
+        let tail = outbox.tail();
+        let start = tail.len();
+        tail.extend_from_slice(&variant.bytes);
+        if let (Some(id), true) = (packet_id, delivery.qos != QoS::AtMostOnce) {
+            let at = start + variant.packet_id_at;
+            if let Some(place) = tail.get_mut(at..at + 2) {
+                place.copy_from_slice(&id.get().to_be_bytes());
+            }
+        }
+        if share {
+            outbox.push_shared(self.payload.get_or_insert_with(|| Bytes::copy_from_slice(message.payload)).clone());
+        }
+        Ok(())
+    }
+}
+
+impl Variant {
+    fn encode(
+        &mut self,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+        version: ProtocolVersion,
+        dup: bool,
+        share: bool,
+        now: Instant,
+    ) -> Result<(), Unsendable> {
+        let head = PublishHead {
+            dup,
+            qos: delivery.qos,
+            retain: delivery.retain,
+            topic: message.topic,
+            packet_id: (delivery.qos != QoS::AtMostOnce).then_some(PacketId::MIN),
+            message_expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
+            subscription_ids: delivery.subscription_ids,
+            properties: message.properties,
+            payload_len: message.payload.len(),
+            topic_alias: None,
+        };
+        self.bytes.clear();
+        // The only refusal is a packet beyond 256 MiB: what fitted its publisher's packet may outgrow it by properties.
+        self.packet_id_at = codec::encode_publish_head(&mut self.bytes, version, &head).map_err(|_| Unsendable::TooLarge)?;
+        self.packet_bytes = self.bytes.len() + message.payload.len();
+        if !share {
+            self.bytes.extend_from_slice(message.payload);
+        }
+        self.ready = true;
+        Ok(())
+    }
+}
