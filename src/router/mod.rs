@@ -1,1 +1,121 @@
-//! Who gets a message.
+//! Who gets a message: the registry of sessions, their subscriptions, what is retained, and `publish` itself.
+//!
+//! A publish is a plain call in the publisher's own task. It looks the route up (a cache by generation), appends to each subscriber's
+//! outbox under that subscriber's lock alone, and hands the message to the mesh's lane; [`Router::finish`] ends the batch: blocks go to
+//! the lane rings, then every touched owner is woken once.
+//!
+//! The router knows no socket and no clock. Lock order: registry entry, subscriptions, subscriber; at most one subscriber at a time.
+
+mod connect;
+mod deadlines;
+mod publish;
+mod retained;
+mod route;
+mod subscribe;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use std::time::Instant;
+
+use dashmap::DashMap;
+use parking_lot::RwLock;
+
+pub use connect::{ConnectRequest, Connection, Farewell};
+pub use publish::{Batch, Ingress, LinkDelivery, Routed};
+pub use retained::RetainedStore;
+pub use route::RouteCache;
+pub use subscribe::{Subscribe, SubscribeError};
+
+use self::deadlines::Deadlines;
+use self::route::Subscriptions;
+use crate::metrics::Metrics;
+use crate::replication::Replication;
+use crate::session::{OutboundLimits, Subscriber};
+
+/// Bounds of the sessions that this router makes.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterLimits {
+    /// Of each session.
+    pub outbound: OutboundLimits,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Router {
+    registry: DashMap<Arc<str>, Arc<Subscriber>, ahash::RandomState>,
+    subscriptions: RwLock<Subscriptions>,
+    /// Changes with every subscription: what was cached under another is void.
+    generation: AtomicU64,
+    retained: RetainedStore,
+    deadlines: Deadlines,
+    subscribers_made: AtomicU64,
+    names_assigned: AtomicU64,
+    name_salt: u64,
+    mesh: OnceLock<Arc<Replication>>,
+    metrics: Arc<Metrics>,
+    limits: RouterLimits,
+    /// Zero of the milliseconds by which sessions remember when they were heard.
+    started_at: Instant,
+}
+
+impl Router {
+    /// A router without sessions. `now` becomes the zero of its own clock.
+    #[must_use]
+    pub fn new(limits: RouterLimits, metrics: Arc<Metrics>, now: Instant) -> Self {
+        Self {
+            registry: DashMap::default(),
+            subscriptions: RwLock::default(),
+            generation: AtomicU64::new(1),
+            retained: RetainedStore::default(),
+            deadlines: Deadlines::default(),
+            subscribers_made: AtomicU64::new(0),
+            names_assigned: AtomicU64::new(0),
+            name_salt: rand::random(),
+            mesh: OnceLock::new(),
+            metrics,
+            limits,
+            started_at: now,
+        }
+    }
+
+    /// From now on publishes of local clients go to the mesh as well. The first call counts.
+    pub fn join_mesh(&self, replication: Arc<Replication>) {
+        // A second mesh cannot be joined; the server calls this once.
+        let _ = self.mesh.set(replication);
+    }
+
+    /// The mesh's side of a publish, where there is one.
+    #[must_use]
+    pub fn mesh(&self) -> Option<&Arc<Replication>> {
+        self.mesh.get()
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// What is retained.
+    #[must_use]
+    pub fn retained(&self) -> &RetainedStore {
+        &self.retained
+    }
+
+    /// `now` on the router's own clock.
+    #[must_use]
+    pub fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.started_at).as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// When [`Router::expire`] has something to do next; `sleeper` is woken if that becomes earlier.
+    pub fn next_deadline(&self, sleeper: &Waker) -> Option<Instant> {
+        self.deadlines.next(sleeper)
+    }
+
+    fn subscriptions_changed(&self, by: i64) {
+        self.generation.fetch_add(1, Ordering::Release);
+        self.metrics.subscriptions.change(by);
+    }
+}

@@ -119,6 +119,12 @@ impl RetainedStore {
         }
     }
 
+    /// Whether `message` is still the one that its topic has.
+    #[must_use]
+    pub fn holds(&self, message: &Arc<StoredMessage>) -> bool {
+        self.inner.read().by_topic.find(&message.topic).is_some_and(|entry| Arc::ptr_eq(&entry.message, message))
+    }
+
     /// How many messages are kept.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -176,7 +182,7 @@ impl Inner {
 /// An upper bound: levels that topics share are counted for each.
 fn cost(message: &StoredMessage) -> usize {
     let levels = message.topic.split('/').count();
-    message.len() + message.topic.len() + levels * LEVEL_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
+    message.bytes() + message.topic.len() + levels * LEVEL_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
 }
 
 #[cfg(test)]

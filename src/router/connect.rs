@@ -1,0 +1,272 @@
+//! Sessions come and go: connect, take over, resume, disconnect, expire, and the will on all of these ways as one state machine:
+//! armed with CONNECT, then fired, cancelled by DISCONNECT, or delayed and cancelled by a resume (MQTT 5.0 section 3.1.2.5).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dashmap::Entry;
+
+use super::deadlines::{Deadline, Due};
+use super::route::SubscriptionKey;
+use super::{Batch, Router};
+use crate::codec::ReasonCode;
+use crate::session::{Connected, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will};
+use crate::topic;
+
+/// What a CONNECT asks of the router.
+#[derive(Debug)]
+pub struct ConnectRequest<'a> {
+    /// The client's name: its own, or one made by [`Router::assign_client_id`].
+    pub client_id: &'a str,
+    /// Clean Start, or Clean Session of 3.1.1.
+    pub clean_start: bool,
+    /// How long the session is to outlive the connection.
+    pub expiry: SessionExpiry,
+    /// Silence after which the client is lost: one and a half times the keep alive [MQTT-3.1.2-22].
+    pub silence_max: Option<Duration>,
+    /// Published if the client is lost.
+    pub will: Option<Will>,
+    /// What the connection can take.
+    pub connected: Connected,
+}
+
+/// A client's connection as the router knows it. Whoever holds it must end it with [`Router::disconnect`].
+#[derive(Debug)]
+pub struct Connection {
+    /// The session.
+    pub subscriber: Arc<Subscriber>,
+    /// Which of its connections this is.
+    pub epoch: u64,
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Farewell {
+    /// DISCONNECT with reason 0x00: the will is cancelled [MQTT-3.14.4-3].
+    Normal,
+    /// Everything else: the will goes out.
+    Lost,
+}
+
+impl Router {
+    /// A client id for a client that has none [MQTT-3.1.3-6]: unique in this broker, and by its salt in the mesh.
+    #[must_use]
+    pub fn assign_client_id(&self) -> String {
+        format!("auto-{:016x}-{}", self.name_salt, self.names_assigned.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Opens a session for a client, takes over from its older connection, resumes what is to be resumed [MQTT-3.1.4-3, 3.1.2-4 to 6].
+    ///
+    /// `connack` makes the CONNACK, told whether a session was present; it is the first thing in the new outbox.
+    pub fn connect(
+        &self,
+        batch: &mut Batch,
+        request: ConnectRequest<'_>,
+        connack: impl FnOnce(bool) -> Vec<u8>,
+        now: Instant,
+    ) -> Connection {
+        let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected } = request;
+        let mut fired = None;
+        let connection = match self.registry.entry(Arc::from(client_id)) {
+            Entry::Vacant(vacant) => {
+                let subscriber = self.new_subscriber(client_id);
+                let epoch = subscriber.lock().connect(connected, expiry, will, &connack(false));
+                self.metrics.sessions.change(1);
+                vacant.insert(Arc::clone(&subscriber));
+                Connection { subscriber, epoch }
+            }
+            Entry::Occupied(mut occupied) => {
+                let old = Arc::clone(occupied.get());
+                let mut state = old.lock();
+                let was_connected = state.connected.is_some();
+                // A session that ends with its connection ends when that connection is closed: here.
+                let ended = was_connected && state.expiry == SessionExpiry::WithConnection;
+                let resumed = !clean_start && !ended;
+                let delayed = state.will.as_ref().is_some_and(|will| !will.delay.is_zero());
+                if was_connected {
+                    batch.wake_later(state.close(ReasonCode::SessionTakenOver));
+                }
+                // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
+                // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
+                let old_will = state.will.take();
+                if !(resumed && delayed) {
+                    fired = old_will;
+                }
+                if resumed {
+                    let epoch = state.connect(connected, expiry, will, &connack(true));
+                    drop(state);
+                    Connection { subscriber: old, epoch }
+                } else {
+                    self.end(&old, state);
+                    let subscriber = self.new_subscriber(client_id);
+                    let epoch = subscriber.lock().connect(connected, expiry, will, &connack(false));
+                    occupied.insert(Arc::clone(&subscriber));
+                    Connection { subscriber, epoch }
+                }
+            }
+        };
+        if let Some(will) = fired {
+            self.publish_will(batch, will, now);
+        }
+        connection.subscriber.heard(self.millis(now));
+        if let Some(silence) = silence_max {
+            let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
+            self.add_deadline(now + silence, Due::KeepAlive { silence_ms }, &connection.subscriber, connection.epoch);
+        }
+        connection
+    }
+
+    fn new_subscriber(&self, client_id: &str) -> Arc<Subscriber> {
+        let id = SubscriberId(self.subscribers_made.fetch_add(1, Ordering::Relaxed));
+        Arc::new(Subscriber::new(id, Arc::from(client_id), self.limits.outbound))
+    }
+
+    /// The connection is gone. Nothing happens if the session has a newer one already.
+    ///
+    /// `expiry` is what DISCONNECT may have changed (MQTT 5.0 section 3.14.2.2.2).
+    pub fn disconnect(
+        &self,
+        batch: &mut Batch,
+        connection: &Connection,
+        farewell: Farewell,
+        expiry: Option<SessionExpiry>,
+        now: Instant,
+    ) {
+        let subscriber = &connection.subscriber;
+        let mut state = subscriber.lock();
+        if state.epoch != connection.epoch || state.ended || state.connected.is_none() {
+            return;
+        }
+        state.disconnect();
+        if let Some(expiry) = expiry {
+            state.expiry = expiry;
+        }
+        let expiry = state.expiry;
+        if farewell == Farewell::Normal {
+            state.will = None;
+        }
+        let ends_now = expiry == SessionExpiry::WithConnection;
+        let fired = match &state.will {
+            Some(will) if ends_now || will.delay.is_zero() => state.will.take(),
+            Some(will) => {
+                self.add_deadline(now + will.delay, Due::Will, subscriber, connection.epoch);
+                None
+            }
+            None => None,
+        };
+        match expiry {
+            SessionExpiry::WithConnection => {
+                drop(state);
+                self.remove_if(subscriber, connection.epoch);
+            }
+            SessionExpiry::After(rest) => {
+                drop(state);
+                self.add_deadline(now + rest, Due::Expiry, subscriber, connection.epoch);
+            }
+            SessionExpiry::Never => drop(state),
+        }
+        if let Some(will) = fired {
+            self.publish_will(batch, will, now);
+        }
+    }
+
+    /// Does all that is due at `now`: keep alives, delayed wills, expired sessions. Finish the batch afterwards.
+    pub fn expire(&self, batch: &mut Batch, now: Instant) {
+        while let Some(Deadline { due, subscriber, epoch, .. }) = self.deadlines.pop(now) {
+            let Some(subscriber) = subscriber.upgrade() else { continue };
+            match due {
+                Due::KeepAlive { silence_ms } => self.check_keep_alive(batch, &subscriber, epoch, silence_ms, now),
+                Due::Will => {
+                    let mut state = subscriber.lock();
+                    let will = if state.epoch == epoch && state.connected.is_none() { state.will.take() } else { None };
+                    drop(state);
+                    if let Some(will) = will {
+                        self.publish_will(batch, will, now);
+                    }
+                }
+                Due::Expiry => {
+                    if let Some(will) = self.remove_if(&subscriber, epoch) {
+                        self.publish_will(batch, will, now);
+                    }
+                }
+            }
+        }
+        self.retained.sweep_expired(now);
+    }
+
+    fn check_keep_alive(&self, batch: &mut Batch, subscriber: &Arc<Subscriber>, epoch: u64, silence_ms: u64, now: Instant) {
+        let silent_ms = self.millis(now).saturating_sub(subscriber.heard_at_ms.load(Ordering::Relaxed));
+        let mut state = subscriber.lock();
+        if state.epoch != epoch || state.connected.is_none() {
+            return;
+        }
+        if silent_ms >= silence_ms {
+            let owner = state.close(ReasonCode::KeepAliveTimeout);
+            drop(state);
+            batch.wake_later(owner);
+        } else {
+            drop(state);
+            let rest = Duration::from_millis(silence_ms - silent_ms);
+            self.add_deadline(now + rest, Due::KeepAlive { silence_ms }, subscriber, epoch);
+        }
+    }
+
+    /// Closes every connection, MQTT 5 clients being told `reason`. For the orderly stop.
+    pub fn close_all(&self, batch: &mut Batch, reason: ReasonCode) {
+        for entry in &self.registry {
+            let mut state = entry.value().lock();
+            if state.connected.is_some() {
+                let owner = state.close(reason);
+                drop(state);
+                batch.wake_later(owner);
+            }
+        }
+    }
+
+    /// Ends a session whose connection `epoch` was its last. Gives back a will that was still waiting.
+    fn remove_if(&self, subscriber: &Arc<Subscriber>, epoch: u64) -> Option<Will> {
+        let Entry::Occupied(occupied) = self.registry.entry(Arc::clone(&subscriber.client_id)) else { return None };
+        if occupied.get().id != subscriber.id {
+            return None;
+        }
+        let mut state = subscriber.lock();
+        if state.epoch != epoch || state.connected.is_some() {
+            return None;
+        }
+        let will = state.will.take();
+        self.end(subscriber, state);
+        occupied.remove();
+        self.metrics.sessions.change(-1);
+        will
+    }
+
+    /// Takes the session's subscriptions out of the trie. The state's lock is released before the trie's is taken.
+    fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>) {
+        state.ended = true;
+        let filters = std::mem::take(&mut state.subscriptions);
+        drop(state);
+        if filters.is_empty() {
+            return;
+        }
+        let mut subscriptions = self.subscriptions.write();
+        let mut removed = 0;
+        for text in filters.keys() {
+            // They were checked when they were subscribed.
+            let Ok(filter) = topic::parse_filter(text) else { continue };
+            let key = SubscriptionKey { subscriber: subscriber.id, share: filter.share.map(Arc::from) };
+            removed += i64::from(subscriptions.remove(filter.levels, &key).is_some());
+        }
+        drop(subscriptions);
+        self.subscriptions_changed(-removed);
+    }
+
+    fn publish_will(&self, batch: &mut Batch, will: Will, now: Instant) {
+        let message = StoredMessage { expires_at: will.message_expiry.map(|rest| now + rest), ..will.message };
+        self.publish_own(batch, &message, now);
+    }
+
+    fn add_deadline(&self, at: Instant, due: Due, subscriber: &Arc<Subscriber>, epoch: u64) {
+        self.deadlines.add(Deadline { at, due, subscriber: Arc::downgrade(subscriber), epoch });
+    }
+}

@@ -1,0 +1,232 @@
+//! One message to everybody who wants it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::Router;
+use super::route::{Route, RouteCache, Target};
+use crate::codec::ReasonCode;
+use crate::replication::{LocalBatch, MeshMessage};
+use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, SubscriberId, Variants, remaining_seconds};
+
+/// Whence a message comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ingress {
+    /// A client of this broker.
+    Session(SubscriberId),
+    /// This broker itself: a will.
+    Broker,
+    /// A link of the mesh; it is not sent back there.
+    Link,
+}
+
+/// What became of a publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routed {
+    /// Handed to whoever wants it.
+    Done,
+    /// Nobody's subscription matches: not here, and there is no mesh.
+    Unmatched,
+    /// Sent, but the store of retained messages is full.
+    NotRetained,
+}
+
+impl Routed {
+    /// What PUBACK or PUBREC says.
+    #[must_use]
+    pub fn reason(self) -> ReasonCode {
+        match self {
+            Self::Done => ReasonCode::Success,
+            Self::Unmatched => ReasonCode::NoMatchingSubscribers,
+            Self::NotRetained => ReasonCode::QuotaExceeded,
+        }
+    }
+}
+
+/// What one read batch has touched. Belongs to a worker and is used again: in steady state nothing is allocated.
+#[derive(Debug, Default)]
+pub struct Batch {
+    variants: Variants,
+    owners: Vec<Waker>,
+    mesh: LocalBatch,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    sent: u64,
+    slow: u64,
+    full: u64,
+    too_large: u64,
+    expired: u64,
+}
+
+impl Counts {
+    fn add(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Sent => self.sent += 1,
+            Outcome::DroppedSlow => self.slow += 1,
+            Outcome::DroppedFull => self.full += 1,
+            Outcome::DroppedTooLarge => self.too_large += 1,
+            Outcome::Queued | Outcome::Away => {}
+        }
+    }
+}
+
+impl Batch {
+    /// Keeps a sleeping owner's waker until the batch is finished.
+    pub(super) fn wake_later(&mut self, owner: Option<Waker>) {
+        self.owners.extend(owner);
+    }
+
+    pub(super) fn variants(&mut self) -> &mut Variants {
+        &mut self.variants
+    }
+
+    pub(super) fn count(&mut self, outcome: Outcome) {
+        self.counts.add(outcome);
+    }
+
+    pub(super) fn count_pumped(&mut self, pumped: Pumped) {
+        self.counts.sent += pumped.sent;
+        self.counts.expired += pumped.expired;
+        self.counts.too_large += pumped.too_large;
+    }
+}
+
+impl Router {
+    /// Sends `message` to all who subscribed to its topic, retains it if it says so, and puts it into the mesh unless it comes from
+    /// there.
+    pub fn publish(
+        &self,
+        batch: &mut Batch,
+        routes: &mut RouteCache,
+        message: &Message<'_>,
+        ingress: Ingress,
+        now: Instant,
+    ) -> Routed {
+        batch.variants.begin();
+        let retained = !message.retain || self.retain(batch, message);
+        let generation = self.generation.load(Ordering::Acquire);
+        let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic));
+        let publisher = match ingress {
+            Ingress::Session(id) => Some(id),
+            Ingress::Broker | Ingress::Link => None,
+        };
+        for target in &route.targets {
+            if target.no_local && publisher == Some(target.subscriber.id) {
+                continue;
+            }
+            batch.deliver(target, message, now, true);
+        }
+        for group in &route.shared {
+            // A member that is connected first; if all are away, one that keeps its session.
+            let taken = group.rotation().any(|member| batch.deliver(member, message, now, false));
+            if !taken {
+                let _ = group.rotation().any(|member| batch.deliver(member, message, now, true));
+            }
+        }
+        if let (Some(mesh), true) = (self.mesh(), ingress != Ingress::Link) {
+            let message = MeshMessage {
+                topic: message.topic,
+                payload: message.payload,
+                qos: message.qos,
+                retain: message.retain,
+                expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
+                properties: message.properties,
+            };
+            batch.mesh.push(mesh, &message);
+        }
+        if !retained {
+            Routed::NotRetained
+        } else if route.targets.is_empty() && route.shared.is_empty() && self.mesh().is_none() {
+            Routed::Unmatched
+        } else {
+            Routed::Done
+        }
+    }
+
+    /// Ends a batch: what it published goes to the lane rings, then the owners of touched outboxes are woken.
+    pub fn finish(&self, batch: &mut Batch, now: Instant) {
+        if let Some(mesh) = self.mesh() {
+            mesh.publish(&mut batch.mesh, now);
+        }
+        batch.owners.drain(..).for_each(Waker::wake);
+        let counts = std::mem::take(&mut batch.counts);
+        self.metrics.messages_sent.add(counts.sent);
+        self.metrics.dropped_qos0.add(counts.slow);
+        self.metrics.dropped_queue_full.add(counts.full);
+        self.metrics.dropped_too_large.add(counts.too_large);
+        self.metrics.dropped_expired.add(counts.expired);
+    }
+
+    /// Publishes a message of the broker's own making.
+    pub(super) fn publish_own(&self, batch: &mut Batch, message: &StoredMessage, now: Instant) {
+        self.publish(batch, &mut RouteCache::default(), &message.borrow(), Ingress::Broker, now);
+    }
+
+    /// [MQTT-3.3.1-5, -6, -7]: an empty payload deletes. False if there is no room for one more.
+    fn retain(&self, batch: &mut Batch, message: &Message<'_>) -> bool {
+        if message.payload.is_empty() {
+            self.retained.remove(message.topic);
+            return true;
+        }
+        self.retained.set(batch.variants.stored(message)).is_ok()
+    }
+}
+
+impl Batch {
+    /// One copy to one receiver. False if it is not connected and `even_if_away` is not said, or nothing is kept for it.
+    fn deliver(&mut self, target: &Target, message: &Message<'_>, now: Instant, even_if_away: bool) -> bool {
+        let delivery = Delivery {
+            qos: message.qos.min(target.qos),
+            retain: message.retain && target.retain_as_published,
+            subscription_ids: target.subscription_ids.as_deref().unwrap_or_default(),
+        };
+        let mut state = target.subscriber.lock();
+        if state.connected.is_none() && !even_if_away {
+            return false;
+        }
+        let (outcome, owner) = state.deliver(&mut self.variants, message, &delivery, now);
+        drop(state);
+        self.owners.extend(owner);
+        self.counts.add(outcome);
+        outcome != Outcome::Away
+    }
+}
+
+/// Deliveries of one link reader: messages of the mesh to local clients.
+#[derive(Debug)]
+pub struct LinkDelivery {
+    router: Arc<Router>,
+    batch: Batch,
+    routes: RouteCache,
+}
+
+impl LinkDelivery {
+    /// A reader's own state.
+    #[must_use]
+    pub fn new(router: Arc<Router>) -> Self {
+        Self { router, batch: Batch::default(), routes: RouteCache::default() }
+    }
+
+    /// Hands one message to the local subscribers.
+    pub fn deliver(&mut self, message: &MeshMessage<'_>, now: Instant) {
+        let message = Message {
+            topic: message.topic,
+            payload: message.payload,
+            qos: message.qos,
+            retain: message.retain,
+            expires_at: message.expiry_seconds.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
+            properties: message.properties,
+        };
+        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Link, now);
+    }
+
+    /// Ends the batch.
+    pub fn flush(&mut self, now: Instant) {
+        self.router.finish(&mut self.batch, now);
+    }
+}
