@@ -26,3 +26,38 @@ where
 {
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
+
+/// Tasks that end with their owner: dropping the set aborts them.
+#[derive(Debug, Default)]
+pub struct TaskSet {
+    tasks: tokio::task::JoinSet<()>,
+}
+
+impl TaskSet {
+    /// Starts one more.
+    pub fn spawn(&mut self, future: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(future);
+    }
+
+    /// Waits until one has ended and forgets it; waits for ever if there is none.
+    pub async fn ended(&mut self) {
+        match self.tasks.join_next().await {
+            Some(Ok(())) => {}
+            Some(Err(error)) if error.is_panic() => tracing::error!(%error, "a task panicked: this is a bug, please report it"),
+            Some(Err(_)) => {}
+            None => std::future::pending().await,
+        }
+    }
+
+    /// How many run.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether none runs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+}

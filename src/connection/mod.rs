@@ -1,1 +1,398 @@
-//! One client.
+//! One client: one task that reads, publishes and writes (`hotpath.md`: variant A).
+//!
+//! The first packet must be a whole CONNECT within a time limit ([`handshake`]). Then one poll function does it all: what one read brings is one
+//! batch ([`packets`]), what waits in the outbox is one write ([`io`]). Nothing crosses a channel or a thread for a message; while the client is
+//! idle no buffer is held and no timer runs (keep alive is the router's).
+//!
+//! It is generic over the byte stream: whatever accepts clients hands one over.
+
+mod handshake;
+mod io;
+mod packets;
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use self::handshake::Accepted;
+use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
+use crate::clock;
+use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
+use crate::limits::OUTBOX_BYTES_MAX;
+use crate::router::{Connection, Farewell, RouteCache, Router};
+use crate::session::SessionExpiry;
+
+/// Reads that one poll makes before it lets other tasks run.
+const READS_PER_POLL: usize = 2;
+/// Answers that may wait for a client that sends but does not read; beyond that it is not read from.
+const UNREAD_ANSWERS_BYTES_MAX: usize = OUTBOX_BYTES_MAX / 4;
+/// How long a closed connection is drained, so that its last packet is not lost to a TCP reset.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// What the listener says about the clients that it accepts.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Clients without a user name may connect.
+    pub allow_anonymous: bool,
+    /// Largest packet that is taken, bytes.
+    pub packet_bytes_max: u32,
+    /// Bound of ours on messages in flight to the client.
+    pub inflight_max: u16,
+    /// Longest keep alive, seconds; none: any.
+    pub keep_alive_max_seconds: Option<u16>,
+}
+
+/// Serves one client until one side ends the connection.
+pub async fn serve<S>(mut stream: S, peer: SocketAddr, router: Arc<Router>, terms: Arc<Terms>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let accepted = match handshake::accept(&mut stream, &router, &terms).await {
+        Ok(accepted) => accepted,
+        Err(refused) => {
+            router.metrics().connections_refused.add(1);
+            tracing::debug!(%peer, reason = %refused, "client refused");
+            linger(&mut stream).await;
+            return;
+        }
+    };
+    tracing::debug!(%peer, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
+    let mut client = Client::new(stream, router, accepted);
+    let end = poll_fn(|cx| client.poll(cx)).await;
+    match &end {
+        End::Disconnect(farewell, expiry) => client.finish(*farewell, *expiry),
+        _ => client.finish(Farewell::Lost, None),
+    }
+    tracing::debug!(%peer, client = ?client.connection.subscriber.client_id, end = %end, "client gone");
+    if matches!(end, End::Told(_)) {
+        linger(&mut client.stream).await;
+    }
+}
+
+/// Lets the client read what was written last.
+async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+    let drain = async {
+        stream.shutdown().await?;
+        let mut sink = [0; 1024];
+        while stream.read(&mut sink).await? > 0 {}
+        std::io::Result::Ok(())
+    };
+    // The connection is over either way.
+    let _ = tokio::time::timeout(LINGER, drain).await;
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("disconnected by the client")]
+    Disconnect(Farewell, Option<SessionExpiry>),
+    #[error("the client closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("told: {0}")]
+    Told(ReasonCode),
+    #[error("closed with {0}: the client takes no more bytes")]
+    Unwritable(ReasonCode),
+}
+
+/// What a packet does to its connection.
+#[derive(Debug)]
+enum Fault {
+    /// The client broke the protocol, or something of it was refused.
+    Close(ReasonCode),
+    /// The client says good-bye.
+    Disconnect(Farewell, Option<SessionExpiry>),
+}
+
+impl From<codec::DecodeError> for Fault {
+    fn from(error: codec::DecodeError) -> Self {
+        tracing::debug!(%error, "bad packet");
+        Self::Close(error.reason())
+    }
+}
+
+struct Client<S> {
+    stream: S,
+    router: Arc<Router>,
+    connection: Connection,
+    version: ProtocolVersion,
+    packet_bytes_max: u32,
+    /// The Session Expiry Interval of CONNECT was 0: DISCONNECT must not change it [MQTT-3.14.2.2.2].
+    expiry_fixed: bool,
+    input: Input,
+    output: Output,
+    routes: RouteCache,
+    aliases: packets::Aliases,
+    /// Acknowledgements that wait for the mesh.
+    held: Vec<u8>,
+    /// Bytes answered since the outbox was last written out.
+    unread_answers_bytes: usize,
+    /// Set once: what waits is written, then the connection ends.
+    closing: Option<ReasonCode>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    fn new(stream: S, router: Arc<Router>, accepted: Accepted) -> Self {
+        Self {
+            stream,
+            router,
+            version: accepted.version,
+            packet_bytes_max: accepted.packet_bytes_max,
+            expiry_fixed: accepted.expiry_fixed,
+            connection: accepted.connection,
+            input: Input::default(),
+            output: Output::default(),
+            routes: RouteCache::default(),
+            aliases: packets::Aliases::default(),
+            held: Vec::new(),
+            unread_answers_bytes: 0,
+            closing: None,
+        }
+        .with_pipelined(accepted.pipelined)
+    }
+
+    /// Packets that came in one segment with the CONNECT (3.1.1, section 3.1.4: clients need not wait for CONNACK).
+    fn with_pipelined(mut self, bytes: Vec<u8>) -> Self {
+        if !bytes.is_empty() {
+            let fault = with_worker(|worker| self.process(&bytes, &mut worker.scratch));
+            self.closing = match fault {
+                Ok(()) => None,
+                Err(Fault::Close(reason)) => Some(reason),
+                Err(Fault::Disconnect(farewell, expiry)) => {
+                    self.finish(farewell, expiry);
+                    Some(ReasonCode::Success)
+                }
+            };
+        }
+        self
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        with_worker(|worker| {
+            let end = self.poll_with(cx, worker);
+            // Counters and wakes of what flushing has pumped.
+            self.router.finish(&mut worker.scratch.batch, clock::now());
+            end
+        })
+    }
+
+    fn poll_with(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
+        for _ in 0..READS_PER_POLL {
+            if !self.may_read() {
+                break;
+            }
+            match self.poll_input(cx, worker) {
+                Poll::Pending => return self.poll_output(cx, worker),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(end)) => return Poll::Ready(end),
+            }
+        }
+        if let Poll::Ready(end) = self.poll_output(cx, worker) {
+            return Poll::Ready(end);
+        }
+        // There may be more to read: after the others. A client that is not read from is waited for by the writing side.
+        if self.may_read() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    /// A client that sends without reading its answers is read from again once it has read them; nothing more is heard from one that is
+    /// being closed.
+    fn may_read(&self) -> bool {
+        self.closing.is_none() && self.unread_answers_bytes < UNREAD_ANSWERS_BYTES_MAX && self.held.len() < UNREAD_ANSWERS_BYTES_MAX
+    }
+
+    fn poll_input(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {
+        let Worker { input, scratch } = worker;
+        let Poll::Ready(read) = self.input.poll_read(&mut self.stream, cx, input) else { return Poll::Pending };
+        let processed = match read {
+            Err(error) => return Poll::Ready(Err(error.into())),
+            Ok(Read::End) => return Poll::Ready(Err(End::Closed)),
+            Ok(Read::Part(count)) => {
+                self.router.metrics().bytes_received.add(count as u64);
+                Ok(())
+            }
+            Ok(Read::Bytes(bytes, count)) => {
+                self.router.metrics().bytes_received.add(count as u64);
+                self.process(bytes, scratch)
+            }
+            Ok(Read::Large(bytes, count)) => {
+                self.router.metrics().bytes_received.add(count as u64);
+                self.process(&bytes, scratch)
+            }
+        };
+        match processed {
+            Ok(()) => Poll::Ready(Ok(())),
+            Err(Fault::Close(reason)) => {
+                self.router.metrics().protocol_errors.add(1);
+                self.closing = Some(reason);
+                Poll::Ready(Ok(()))
+            }
+            Err(Fault::Disconnect(farewell, expiry)) => Poll::Ready(Err(End::Disconnect(farewell, expiry))),
+        }
+    }
+
+    /// One read batch: all whole packets, then what they caused as one.
+    fn process(&mut self, bytes: &[u8], scratch: &mut Scratch) -> Result<(), Fault> {
+        let now = clock::now();
+        let mut at = 0;
+        let mut packets = 0;
+        let result = loop {
+            let rest = bytes.get(at..).unwrap_or_default();
+            match codec::decode(rest, self.version, self.packet_bytes_max) {
+                Ok(Some((packet, length))) => {
+                    at += length;
+                    packets += 1;
+                    if let Err(fault) = self.handle(&packet, scratch, now) {
+                        break Err(fault);
+                    }
+                }
+                Ok(None) => {
+                    self.input.keep(rest, codec::frame_length(rest)?);
+                    break Ok(());
+                }
+                Err(error) => break Err(error.into()),
+            }
+        };
+        self.router.metrics().packets_received.add(packets);
+        if packets > 0 {
+            self.connection.subscriber.heard(self.router.millis(now));
+        }
+        // What came before a fault counts: it is published and answered.
+        self.router.finish(&mut scratch.batch, now);
+        self.answer(scratch);
+        result
+    }
+
+    /// Appends the batch's answers to the outbox; acknowledgements of publishes wait while the mesh lags.
+    fn answer(&mut self, scratch: &mut Scratch) {
+        let held_before = !self.held.is_empty();
+        if held_before || (!scratch.acknowledgements.is_empty() && self.router.mesh().is_some_and(|mesh| mesh.lagging())) {
+            if !held_before {
+                self.router.metrics().acknowledgements_held.add(1);
+            }
+            self.held.append(&mut scratch.acknowledgements);
+        }
+        if !(scratch.acknowledgements.is_empty() && scratch.answers.is_empty()) {
+            self.unread_answers_bytes += scratch.acknowledgements.len() + scratch.answers.len();
+            let mut state = self.connection.subscriber.lock();
+            if state.epoch == self.connection.epoch {
+                state.outbox.tail().extend_from_slice(&scratch.acknowledgements);
+                state.outbox.tail().extend_from_slice(&scratch.answers);
+            }
+            drop(state);
+            scratch.acknowledgements.clear();
+            scratch.answers.clear();
+        }
+    }
+
+    /// Acknowledges what was held once the mesh has caught up. Registers for that if it has not.
+    fn release_held(&mut self, cx: &mut Context<'_>) {
+        let Some(mesh) = self.router.mesh() else { return };
+        if self.held.is_empty() || mesh.poll_progress(cx).is_pending() {
+            return;
+        }
+        let mut state = self.connection.subscriber.lock();
+        if state.epoch == self.connection.epoch {
+            state.outbox.tail().extend_from_slice(&self.held);
+        }
+        drop(state);
+        self.unread_answers_bytes += self.held.len();
+        self.held = Vec::new();
+    }
+
+    /// Writes until nothing waits (then the outbox is armed) or the socket takes no more.
+    fn poll_output(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
+        self.release_held(cx);
+        loop {
+            while !self.output.is_empty() {
+                match self.output.poll_write(&mut self.stream, cx) {
+                    Poll::Ready(Ok(count)) => {
+                        let metrics = self.router.metrics();
+                        metrics.bytes_sent.add(count as u64);
+                        metrics.writes.add(1);
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
+                    Poll::Pending => return self.poll_blocked(cx),
+                }
+            }
+            self.output.recycle();
+            self.router.pump(&mut worker.scratch.batch, &self.connection, clock::now());
+            let mut state = self.connection.subscriber.lock();
+            if state.epoch != self.connection.epoch {
+                drop(state);
+                return self.poll_last_words(cx, ReasonCode::SessionTakenOver);
+            }
+            if state.outbox.take(&mut self.output.drained) {
+                continue;
+            }
+            if let Some(reason) = self.closing.or(state.outbox.closing()) {
+                drop(state);
+                return self.poll_last_words(cx, reason);
+            }
+            state.outbox.shrink();
+            state.outbox.arm(cx.waker());
+            drop(state);
+            self.unread_answers_bytes = 0;
+            return Poll::Pending;
+        }
+    }
+
+    /// The socket takes no more. A connection that is to end does not wait for it.
+    fn poll_blocked(&mut self, cx: &Context<'_>) -> Poll<End> {
+        let mut state = self.connection.subscriber.lock();
+        let reason = match state.epoch == self.connection.epoch {
+            true => self.closing.or(state.outbox.closing()),
+            false => Some(ReasonCode::SessionTakenOver),
+        };
+        match reason {
+            Some(reason) => Poll::Ready(End::Unwritable(reason)),
+            None => {
+                state.outbox.block(cx.waker());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// An MQTT 5 client is told why [MQTT-4.13.1-1]; older ones are only closed.
+    fn poll_last_words(&mut self, cx: &mut Context<'_>, reason: ReasonCode) -> Poll<End> {
+        if self.version == ProtocolVersion::V5 && reason.is_error() {
+            let packet = Packet::Disconnect(Disconnect { reason, properties: DisconnectProperties::default() });
+            // Only codes that DISCONNECT may carry get here; one that may not would leave the client with a bare close.
+            let _ = codec::encode(self.output.last(), self.version, &packet);
+        }
+        while !self.output.is_empty() {
+            match self.output.poll_write(&mut self.stream, cx) {
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
+                Poll::Pending => return Poll::Ready(End::Unwritable(reason)),
+            }
+        }
+        Poll::Ready(End::Told(reason))
+    }
+}
+
+impl<S> Client<S> {
+    /// Tells the router; only the first call counts.
+    fn finish(&mut self, farewell: Farewell, expiry: Option<SessionExpiry>) {
+        with_worker(|worker| {
+            let batch = &mut worker.scratch.batch;
+            let now = clock::now();
+            self.router.disconnect(batch, &self.connection, farewell, expiry, now);
+            self.router.finish(batch, now);
+        });
+    }
+}
+
+/// A task that is aborted still tells the router.
+impl<S> Drop for Client<S> {
+    fn drop(&mut self) {
+        self.finish(Farewell::Lost, None);
+    }
+}

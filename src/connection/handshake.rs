@@ -1,0 +1,199 @@
+//! The first packet of a connection: CONNECT, and what it is answered (MQTT 5.0 sections 3.1, 3.2).
+
+use std::num::{NonZeroU16, NonZeroU32};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::Terms;
+use super::io::with_worker;
+use crate::clock;
+use crate::codec::{self, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode};
+use crate::limits::{CONNECT_BYTES_MAX, CONNECT_TIMEOUT, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::router::{ConnectRequest, Connection, Router};
+use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
+use crate::topic;
+
+/// A client that is in.
+pub(super) struct Accepted {
+    pub(super) connection: Connection,
+    pub(super) version: ProtocolVersion,
+    pub(super) packet_bytes_max: u32,
+    pub(super) expiry_fixed: bool,
+    /// What came behind the CONNECT.
+    pub(super) pipelined: Vec<u8>,
+}
+
+/// Why a client is not let in. Where it can understand a CONNACK, it has got one.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refused {
+    #[error("no whole CONNECT within {CONNECT_TIMEOUT:?}")]
+    Silent,
+    #[error("closed before a whole CONNECT")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Malformed(#[from] DecodeError),
+    #[error("{reason}: {why}")]
+    Unacceptable { version: ProtocolVersion, reason: ReasonCode, why: &'static str },
+}
+
+/// Reads the CONNECT and opens the session. The CONNACK of success is in the session's outbox; that of a refusal is written.
+pub(super) async fn accept<S>(stream: &mut S, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(CONNECT_TIMEOUT, read_connect(stream, &mut bytes, terms)).await;
+    let accepted = match read {
+        Err(_) => return Err(Refused::Silent),
+        Ok(Err(refused)) => Err(refused),
+        Ok(Ok(())) => open(&bytes, router, terms),
+    };
+    if let Err(refused) = &accepted
+        && let Some(connack) = refusal(refused, &bytes)
+    {
+        // The client is refused all the same if it does not take the answer.
+        let _ = tokio::time::timeout(Duration::from_secs(1), stream.write_all(&connack)).await;
+    }
+    accepted
+}
+
+/// Reads until `bytes` begins with a whole CONNECT. Memory grows with what arrives.
+async fn read_connect<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut Vec<u8>, terms: &Terms) -> Result<(), Refused> {
+    let bytes_max = terms.packet_bytes_max.min(CONNECT_BYTES_MAX);
+    loop {
+        if stream.read_buf(bytes).await? == 0 {
+            return Err(Refused::Closed);
+        }
+        if codec::decode_connect(bytes, bytes_max)?.is_some() {
+            return Ok(());
+        }
+    }
+}
+
+fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused> {
+    let Some((connect, length)) = codec::decode_connect(bytes, CONNECT_BYTES_MAX)? else { return Err(Refused::Closed) };
+    check(&connect, terms)?;
+    let now = clock::now();
+    let version = connect.version;
+    let v5 = version == ProtocolVersion::V5;
+    let assigned = connect.client_id.is_empty().then(|| router.assign_client_id());
+    let expiry = match (v5, connect.clean_start) {
+        (true, _) => SessionExpiry::from_interval_seconds(connect.properties.session_expiry_seconds.unwrap_or(0)),
+        // 3.1.1: a session with Clean Session 0 is kept for good.
+        (false, true) => SessionExpiry::WithConnection,
+        (false, false) => SessionExpiry::Never,
+    };
+    let (keep_alive_seconds, server_keep_alive) = keep_alive(&connect, terms);
+    let receive_maximum = connect.properties.receive_maximum.map_or(u16::MAX, NonZeroU16::get);
+    let packet_bytes_max =
+        connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
+    let request = ConnectRequest {
+        client_id: assigned.as_deref().unwrap_or(connect.client_id),
+        clean_start: connect.clean_start,
+        expiry,
+        silence_max: (keep_alive_seconds > 0).then(|| Duration::from_millis(u64::from(keep_alive_seconds) * 1_500)),
+        will: connect.will.as_ref().map(will).transpose()?,
+        connected: Connected { version, window: receive_maximum.min(terms.inflight_max), packet_bytes_max },
+    };
+    let connack = |session_present| {
+        let properties = ConnAckProperties {
+            receive_maximum: NonZeroU16::new(RECEIVE_MAXIMUM),
+            maximum_packet_size: NonZeroU32::new(terms.packet_bytes_max),
+            assigned_client_id: assigned.as_deref(),
+            topic_alias_maximum: Some(TOPIC_ALIAS_MAX),
+            server_keep_alive_seconds: server_keep_alive,
+            ..ConnAckProperties::default()
+        };
+        let packet = Packet::ConnAck(Box::new(ConnAck { session_present, reason: ReasonCode::Success, properties }));
+        let mut encoded = Vec::with_capacity(64);
+        // An assigned identifier is the only part of changing length, and short.
+        let _ = codec::encode(&mut encoded, version, &packet);
+        encoded
+    };
+    let connection = with_worker(|worker| {
+        let batch = &mut worker.scratch.batch;
+        let connection = router.connect(batch, request, connack, now);
+        router.finish(batch, now);
+        connection
+    });
+    Ok(Accepted {
+        connection,
+        version,
+        packet_bytes_max: terms.packet_bytes_max,
+        expiry_fixed: v5 && expiry == SessionExpiry::WithConnection,
+        pipelined: bytes.get(length..).unwrap_or_default().to_vec(),
+    })
+}
+
+fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
+    let version = connect.version;
+    let refuse = |reason, why| Err(Refused::Unacceptable { version, reason, why });
+    if connect.properties.authentication_method.is_some() {
+        return refuse(ReasonCode::BadAuthenticationMethod, "no enhanced authentication is configured");
+    }
+    if !terms.allow_anonymous {
+        return refuse(ReasonCode::NotAuthorized, "the listener does not allow anonymous clients and no users are configured");
+    }
+    // 3.1.1 [MQTT-3.1.3-8]: no name needs a clean session; 3.1 knows no empty name.
+    let nameless = connect.client_id.is_empty();
+    if nameless && (version == ProtocolVersion::V3_1 || (version == ProtocolVersion::V3_1_1 && !connect.clean_start)) {
+        return refuse(ReasonCode::ClientIdentifierNotValid, "an empty client identifier");
+    }
+    match &connect.will {
+        Some(will) if topic::check_name(will.topic).is_err() => refuse(ReasonCode::TopicNameInvalid, "the will's topic"),
+        Some(will) if is_ours(will.topic) => refuse(ReasonCode::NotAuthorized, "a will below $SYS"),
+        _ => Ok(()),
+    }
+}
+
+/// Topics below `$SYS` are the broker's own (MQTT 5.0 section 4.7.2).
+pub(super) fn is_ours(topic: &str) -> bool {
+    topic == "$SYS" || topic.starts_with("$SYS/")
+}
+
+/// The keep alive that holds, and what the client must be told of it [MQTT-3.2.2-21]. An older client that asks for more than is allowed is held to
+/// the limit: it cannot be told.
+fn keep_alive(connect: &Connect<'_>, terms: &Terms) -> (u16, Option<u16>) {
+    let asked = connect.keep_alive_seconds;
+    match terms.keep_alive_max_seconds {
+        Some(longest) if asked == 0 || asked > longest => (longest, (connect.version == ProtocolVersion::V5).then_some(longest)),
+        _ => (asked, None),
+    }
+}
+
+fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
+    let mut properties = Vec::new();
+    // What was decoded can be encoded.
+    let _ = will.properties.forward_into(&mut properties);
+    Ok(Will {
+        message: StoredMessage {
+            topic: will.topic.into(),
+            payload: will.payload.to_vec().into(),
+            qos: will.qos,
+            retain: will.retain,
+            expires_at: None,
+            properties: properties.into(),
+        },
+        message_expiry: will.properties.message_expiry_seconds.map(|seconds| Duration::from_secs(u64::from(seconds))),
+        delay: Duration::from_secs(u64::from(will.properties.delay_seconds.unwrap_or(0))),
+    })
+}
+
+/// The CONNACK that says no, in the client's version. None where nothing is to be said: the client never spoke MQTT.
+fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
+    let (version, reason) = match refused {
+        Refused::Unacceptable { version, reason, .. } => (*version, *reason),
+        // A version that is not served is told so in the words of 3.1.1, which any client understands [MQTT-3.1.2-2].
+        Refused::Malformed(error @ DecodeError::ProtocolLevel(_)) => (ProtocolVersion::V3_1_1, error.reason()),
+        Refused::Malformed(error) => (codec::connect_version(bytes)?, error.reason()),
+        Refused::Silent | Refused::Closed | Refused::Io(_) => return None,
+    };
+    let packet = Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties: ConnAckProperties::default() }));
+    let mut encoded = Vec::new();
+    codec::encode(&mut encoded, version, &packet).ok()?;
+    Some(encoded)
+}

@@ -1,0 +1,242 @@
+//! What each control packet of a client does.
+
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::handshake::is_ours;
+use super::io::Scratch;
+use super::{Client, Fault};
+use crate::codec::{self, Ack, AckProperties, Packet, PacketId, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck};
+use crate::limits::{RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::router::{Farewell, Ingress, Subscribe};
+use crate::session::{Message, SessionExpiry, SubscriptionOptions};
+use crate::topic;
+
+/// Topic aliases that the client has set on this connection [MQTT-3.3.2-7]. Empty, it owns no memory.
+#[derive(Debug, Default)]
+pub(super) struct Aliases {
+    topics: Vec<Option<Box<str>>>,
+}
+
+impl Aliases {
+    fn set(&mut self, alias: u16, topic: &str) -> Result<(), Fault> {
+        let place = self.place(alias)?;
+        *place = Some(topic.into());
+        Ok(())
+    }
+
+    /// Takes the topic out; give it back with [`Aliases::put_back`].
+    fn take(&mut self, alias: u16) -> Result<Box<str>, Fault> {
+        // An alias that was never set is a protocol error (MQTT 5.0 section 3.3.4).
+        self.place(alias)?.take().ok_or(Fault::Close(ReasonCode::ProtocolError))
+    }
+
+    fn put_back(&mut self, alias: u16, topic: Box<str>) {
+        if let Ok(place) = self.place(alias) {
+            *place = Some(topic);
+        }
+    }
+
+    fn place(&mut self, alias: u16) -> Result<&mut Option<Box<str>>, Fault> {
+        if alias == 0 || alias > TOPIC_ALIAS_MAX {
+            return Err(Fault::Close(ReasonCode::TopicAliasInvalid));
+        }
+        let index = usize::from(alias) - 1;
+        if self.topics.len() <= index {
+            self.topics.resize_with(index + 1, || None);
+        }
+        self.topics.get_mut(index).ok_or(Fault::Close(ReasonCode::TopicAliasInvalid))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    pub(super) fn handle(&mut self, packet: &Packet<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
+        match packet {
+            Packet::Publish(publish) => self.publish(publish, scratch, now),
+            Packet::PubAck(ack) => {
+                self.connection.subscriber.lock().outbound.puback(ack.packet_id);
+                Ok(())
+            }
+            Packet::PubRec(ack) => self.pubrec(ack, scratch),
+            Packet::PubRel(ack) => self.pubrel(ack, scratch),
+            Packet::PubComp(ack) => {
+                self.connection.subscriber.lock().outbound.pubcomp(ack.packet_id);
+                Ok(())
+            }
+            Packet::Subscribe(subscribe) => self.subscribe(subscribe, scratch),
+            Packet::Unsubscribe(unsubscribe) => self.unsubscribe(unsubscribe, scratch),
+            Packet::PingReq => self.reply(&mut scratch.answers, &Packet::PingResp),
+            Packet::Disconnect(disconnect) => Err(self.disconnect(disconnect)),
+            // No second CONNECT [MQTT-3.1.0-2], nothing that only a server sends; AUTH without a method begun [MQTT-4.12.0-6].
+            Packet::Connect(_)
+            | Packet::ConnAck(_)
+            | Packet::SubAck(_)
+            | Packet::UnsubAck(_)
+            | Packet::PingResp
+            | Packet::Auth(_) => Err(Fault::Close(ReasonCode::ProtocolError)),
+        }
+    }
+
+    fn reply(&self, answers: &mut Vec<u8>, packet: &Packet<'_>) -> Result<(), Fault> {
+        // Our own packets are within all bounds: a failure would be a bug of ours, and ends this connection only.
+        codec::encode(answers, self.version, packet).map_err(|error| {
+            tracing::error!(%error, "an answer could not be encoded");
+            Fault::Close(ReasonCode::UnspecifiedError)
+        })
+    }
+
+    fn publish(&mut self, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
+        if !publish.properties.subscription_ids.is_empty() {
+            return Err(Fault::Close(ReasonCode::ProtocolError)); // [MQTT-3.3.4-6]
+        }
+        let Some(alias) = publish.properties.topic_alias else {
+            return self.publish_to(publish.topic, publish, scratch, now);
+        };
+        if !publish.topic.is_empty() {
+            self.aliases.set(alias.get(), publish.topic)?;
+            return self.publish_to(publish.topic, publish, scratch, now);
+        }
+        let topic = self.aliases.take(alias.get())?;
+        let result = self.publish_to(&topic, publish, scratch, now);
+        self.aliases.put_back(alias.get(), topic);
+        result
+    }
+
+    fn publish_to(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
+        topic::check_name(topic).map_err(|_| Fault::Close(ReasonCode::TopicNameInvalid))?;
+        if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
+            let received = self.connection.subscriber.lock().inbound.receive(id, self.inbound_maximum());
+            match received {
+                Ok(true) => {}
+                Ok(false) => return self.acknowledge(publish.qos, id, ReasonCode::Success, scratch),
+                Err(_) => return Err(Fault::Close(ReasonCode::ReceiveMaximumExceeded)),
+            }
+        }
+        self.router.metrics().messages_received.add(1);
+        if is_ours(topic) {
+            return match publish.packet_id {
+                Some(id) => self.acknowledge(publish.qos, id, ReasonCode::NotAuthorized, scratch),
+                None => Ok(()),
+            };
+        }
+        scratch.properties.clear();
+        if !publish.properties.is_forwardable_empty() {
+            // What was decoded can be encoded.
+            let _ = publish.properties.forward_into(&mut scratch.properties);
+        }
+        let expiry = publish.properties.message_expiry_seconds;
+        let message = Message {
+            topic,
+            payload: publish.payload,
+            qos: publish.qos,
+            retain: publish.retain,
+            expires_at: expiry.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
+            properties: &scratch.properties,
+        };
+        let from = Ingress::Session(self.connection.subscriber.id);
+        let routed = self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now);
+        match publish.packet_id {
+            Some(id) => self.acknowledge(publish.qos, id, routed.reason(), scratch),
+            None => Ok(()),
+        }
+    }
+
+    /// Before MQTT 5 nobody was told a Receive Maximum: the packet identifiers are the bound.
+    fn inbound_maximum(&self) -> usize {
+        usize::from(if self.version == ProtocolVersion::V5 { RECEIVE_MAXIMUM } else { u16::MAX })
+    }
+
+    /// PUBACK or PUBREC. Before MQTT 5 there is no way to refuse: the message is taken and dropped (3.1.1, section 3.3.5.2).
+    fn acknowledge(&mut self, qos: QoS, id: PacketId, reason: ReasonCode, scratch: &mut Scratch) -> Result<(), Fault> {
+        let reason = if self.version == ProtocolVersion::V5 { reason } else { ReasonCode::Success };
+        let ack = Ack { packet_id: id, reason, properties: AckProperties::default() };
+        let packet = match qos {
+            QoS::AtMostOnce => return Ok(()),
+            QoS::AtLeastOnce => Packet::PubAck(ack),
+            QoS::ExactlyOnce => {
+                if reason.is_error() {
+                    // A refused exchange is over (MQTT 5.0 section 4.3.3).
+                    self.connection.subscriber.lock().inbound.release(id);
+                }
+                Packet::PubRec(ack)
+            }
+        };
+        self.reply(&mut scratch.acknowledgements, &packet)
+    }
+
+    fn pubrec(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        let refused = ack.reason.is_error();
+        let known = self.connection.subscriber.lock().outbound.pubrec(ack.packet_id, refused);
+        if refused {
+            return Ok(());
+        }
+        self.reply(&mut scratch.answers, &Packet::PubRel(self.found(known, ack.packet_id)))
+    }
+
+    fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        let known = self.connection.subscriber.lock().inbound.release(ack.packet_id);
+        // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
+        self.reply(&mut scratch.acknowledgements, &Packet::PubComp(self.found(known, ack.packet_id)))
+    }
+
+    fn found(&self, known: bool, packet_id: PacketId) -> Ack<'static> {
+        let reason = match known || self.version != ProtocolVersion::V5 {
+            true => ReasonCode::Success,
+            false => ReasonCode::PacketIdentifierNotFound,
+        };
+        Ack { packet_id, reason, properties: AckProperties::default() }
+    }
+
+    fn subscribe(&mut self, subscribe: &codec::Subscribe<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        let mut reasons = Vec::with_capacity(subscribe.filters.len());
+        for filter in &subscribe.filters {
+            let options = SubscriptionOptions {
+                qos: filter.options.qos,
+                no_local: filter.options.no_local,
+                retain_as_published: filter.options.retain_as_published,
+                subscription_id: subscribe.properties.subscription_id.map(u32::from),
+            };
+            let request = Subscribe { filter: filter.filter, options, retain_handling: filter.options.retain_handling };
+            reasons.push(match self.router.subscribe(&self.connection, &request) {
+                Ok(()) => match filter.options.qos {
+                    QoS::AtMostOnce => ReasonCode::Success,
+                    QoS::AtLeastOnce => ReasonCode::GrantedQoS1,
+                    QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
+                },
+                Err(error) if error.reason() == ReasonCode::ProtocolError => return Err(Fault::Close(error.reason())),
+                // 3.1 has no failure code in SUBACK: its clients are closed.
+                Err(error) if self.version == ProtocolVersion::V3_1 => return Err(Fault::Close(error.reason())),
+                Err(error) => error.reason(),
+            });
+        }
+        let packet_id = subscribe.packet_id;
+        self.reply(&mut scratch.answers, &Packet::SubAck(SubAck { packet_id, properties: AckProperties::default(), reasons }))
+    }
+
+    fn unsubscribe(&mut self, unsubscribe: &codec::Unsubscribe<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        let reasons = unsubscribe
+            .filters
+            .iter()
+            .map(|filter| match self.router.unsubscribe(&self.connection, filter) {
+                Ok(true) => ReasonCode::Success,
+                Ok(false) => ReasonCode::NoSubscriptionExisted,
+                Err(error) => error.reason(),
+            })
+            .collect();
+        let packet_id = unsubscribe.packet_id;
+        self.reply(&mut scratch.answers, &Packet::UnsubAck(UnsubAck { packet_id, properties: AckProperties::default(), reasons }))
+    }
+
+    fn disconnect(&self, disconnect: &codec::Disconnect<'_>) -> Fault {
+        let expiry = disconnect.properties.session_expiry_seconds.map(SessionExpiry::from_interval_seconds);
+        if self.expiry_fixed && expiry.is_some_and(|expiry| expiry != SessionExpiry::WithConnection) {
+            return Fault::Close(ReasonCode::ProtocolError); // MQTT 5.0 section 3.14.2.2.2
+        }
+        let farewell = match disconnect.reason {
+            ReasonCode::Success => Farewell::Normal,
+            _ => Farewell::Lost,
+        };
+        Fault::Disconnect(farewell, expiry)
+    }
+}
