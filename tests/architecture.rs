@@ -174,7 +174,7 @@ fn the_scan_sees_paths_and_nothing_else() {
         "//! [`crate::comment`]\n",
         "use crate::one;\nuse crate::{two, three::{a, b}, four::c};\n/* crate::comment /* nested */ crate::comment */\n",
         "fn f<'a>(x: &'a str) { crate::five::g(\"crate::literal \\\" crate::literal\", '\"', crate::SIX); r#\"crate::\"raw\"#; }\n",
-        "pub(in crate::seven) fn g() {}\n#[cfg(all(test, loom))]\n#[expect(a, reason = \"[b]\")]\nmod tests {\n    use crate::{tests_only};\n}\n",
+        "pub(in crate::seven) fn g() {}\n#[cfg(all(test, loom))]\n#[expect(a, reason = \"[b]\")]\npub(super) mod tests {\n    use crate::{tests_only};\n}\n",
         "#[cfg(not(test))]\nmod real { use crate::eight; }\n#[cfg(test)]\nmod elsewhere;\nuse crate::nine;\n",
     )));
     let expected = ["SIX", "eight", "five", "four", "nine", "one", "seven", "three", "two"].map(str::to_owned);
@@ -281,7 +281,9 @@ fn without_tests(code: &str) -> String {
         out.push_str(before);
         let condition = &item[..item.find(']').map_or(item.len(), |end| end + 1)];
         let is_test = has_word(condition, "test") && !condition.contains("not(test)");
-        let body = if is_test && without_attributes(&item[condition.len()..]).starts_with("mod ") { block_length(item) } else { 0 };
+        let head = without_attributes(&item[condition.len()..]).split('{').next().unwrap_or_default();
+        let is_module = head.split_whitespace().rev().nth(1) == Some("mod");
+        let body = if is_test && is_module { block_length(item) } else { 0 };
         out.push_str(if body == 0 { condition } else { "" });
         rest = &item[body.max(condition.len())..];
     }

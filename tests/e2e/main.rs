@@ -7,5 +7,6 @@
     clippy::indexing_slicing,
     clippy::print_stdout,
     clippy::disallowed_methods,
+    unreachable_pub,
     reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
 )]

@@ -7,6 +7,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stdout,
+    unreachable_pub,
     reason = "a test fails by panicking and prints what it found; no peer reaches this code"
 )]
 
