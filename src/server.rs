@@ -1,6 +1,6 @@
 //! One broker: starts the shell's modules in order, stops them in reverse.
 //!
-//! Order of the start: router, mesh, listeners, timer. What can fail because of the operator (a port in use, a certificate) fails
+//! Order of the start: router, mesh, listeners, timer, admin. What can fail because of the operator (a port in use, a certificate) fails
 //! before the first client is served.
 
 use std::future::poll_fn;
@@ -12,19 +12,26 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Config, Listener};
+use crate::config::{Config, Listener, Mesh};
 use crate::connection::Terms;
+use crate::ids::{BrokerId, LogId};
+use crate::limits;
 use crate::listener::{self, ConnectionLimits, ListenError};
-use crate::metrics::Metrics;
-use crate::router::{Batch, Router, RouterLimits};
+use crate::mesh::tls::{Credentials, TlsError};
+use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
+use crate::metrics::{Metrics, Sample};
+use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
+use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::OutboundLimits;
+use crate::shared::Topology;
 use crate::{clock, task};
 
 /// Connections get this long to write what waits when the broker stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
-/// Retained messages that have expired are freed at least this often.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Retained messages and ring blocks that have expired are freed at least this often.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A broker that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +39,20 @@ pub enum StartError {
     /// An MQTT address.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// The certificates of `[mesh]`.
+    #[error(transparent)]
+    Credentials(#[from] TlsError),
+    /// The mesh without the certificates that admit to it.
+    #[error(
+        "[mesh] needs mesh.cafile, mesh.certfile and mesh.keyfile: make them with `mqtt-st-quic certs ca` and `mqtt-st-quic certs broker`"
+    )]
+    NoCredentials,
+    /// The HTTP interface.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
 }
 
 /// Where a broker can be reached; what `--ready-file` holds.
@@ -39,25 +60,39 @@ pub enum StartError {
 pub struct Addresses {
     /// The listeners for clients, in the order of the configuration.
     pub mqtt: Vec<SocketAddr>,
+    /// The mesh's UDP socket.
+    pub mesh: Option<SocketAddr>,
+    /// `[admin]`.
+    pub admin: Option<SocketAddr>,
+    /// `[health]`.
+    pub health: Option<SocketAddr>,
 }
 
 /// A running broker. Dropping it ends it without a good-bye, as a crash would.
 #[derive(Debug)]
 pub struct Server {
-    router: Arc<Router>,
+    parts: Arc<Parts>,
     addresses: Addresses,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
     timer: JoinHandle<()>,
+    _admin: admin::Handle,
+}
+
+/// What can be looked at while it runs.
+#[derive(Debug)]
+struct Parts {
+    router: Arc<Router>,
+    mesh: Option<MeshHandle>,
+    listeners: usize,
 }
 
 impl Server {
-    /// Starts a broker on the current runtime.
+    /// Starts a broker on the current runtime. `credentials` are shown in the mesh; without them the files of `[mesh]` are read.
     ///
     /// # Errors
     /// See [`StartError`]: nothing is left running then.
-    pub async fn start(config: &Config) -> Result<Self, StartError> {
-        let metrics = Arc::new(Metrics::default());
+    pub fn start(config: &Config, credentials: Option<Credentials>) -> Result<Self, StartError> {
         let limits = RouterLimits {
             outbound: OutboundLimits {
                 inflight_max: config.limits.max_inflight_messages,
@@ -65,9 +100,12 @@ impl Server {
                 queued_bytes_max: config.limits.max_queued_bytes,
             },
         };
-        let router = Arc::new(Router::new(limits, metrics, clock::now()));
+        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), clock::now()));
         let bound: Vec<_> = config.listeners.iter().map(|one| listener::bind(one.bind)).collect::<Result<_, _>>()?;
         let mqtt = bound.iter().zip(&config.listeners).map(|(bound, one)| bound.local_addr().unwrap_or(one.bind)).collect();
+        let mesh = config.mesh.as_ref().map(|mesh| start_mesh(config, mesh, credentials, &router)).transpose()?;
+        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, listeners: bound.len() });
+        let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 
         let (stop, stopped) = watch::channel(false);
         let listeners = bound
@@ -80,8 +118,10 @@ impl Server {
                 task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
-        let timer = task::spawn("timer", run_timer(Arc::clone(&router)));
-        Ok(Self { router, addresses: Addresses { mqtt }, stop, listeners, timer })
+        let timer = task::spawn("timer", run_timer(router));
+        let addresses =
+            Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
+        Ok(Self { parts, addresses, stop, listeners, timer, _admin: admin })
     }
 
     /// Where it can be reached.
@@ -90,34 +130,182 @@ impl Server {
         &self.addresses
     }
 
-    /// What it counts.
+    /// The mesh as this broker knows it; none without a mesh.
     #[must_use]
-    pub fn metrics(&self) -> &Metrics {
-        self.router.metrics()
+    pub fn topology(&self) -> Option<Topology> {
+        self.parts.topology()
     }
 
-    /// Stops in order: no new clients, the present ones are told and get a moment to take what waits.
+    /// Waits until the broker cannot go on: only when its mesh finds another living under its name. For ever otherwise.
+    pub async fn failed(&self) -> Arc<MeshError> {
+        match &self.parts.mesh {
+            Some(mesh) => match mesh.ended().await {
+                Err(error) => error,
+                Ok(()) => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Stops in order: no new clients, the present ones are told and get a moment to take what waits, then the mesh is left.
     pub async fn shutdown(mut self) {
         // The listeners hold the receivers; if all are gone there is nothing to stop.
         let _ = self.stop.send(true);
         let mut batch = Batch::default();
-        self.router.close_all(&mut batch, ReasonCode::ServerShuttingDown);
-        self.router.finish(&mut batch, clock::now());
-        let listeners = std::mem::take(&mut self.listeners);
+        self.parts.router.close_all(&mut batch, ReasonCode::ServerShuttingDown);
+        self.parts.router.finish(&mut batch, clock::now());
         let deadline = tokio::time::Instant::from_std(clock::now() + SHUTDOWN_GRACE);
-        for mut listener in listeners {
+        for mut listener in std::mem::take(&mut self.listeners) {
             if tokio::time::timeout_at(deadline, &mut listener).await.is_err() {
                 tracing::warn!("some clients did not take their last bytes in time");
                 listener.abort();
             }
         }
+        if let Some(mesh) = &self.parts.mesh {
+            mesh.shutdown().await;
+        }
+    }
+
+    /// Ends without a word to anybody, as a process that is killed.
+    pub async fn abort(self) {
+        self.end_tasks();
+        if let Some(mesh) = &self.parts.mesh {
+            mesh.abort().await;
+        }
+    }
+
+    fn end_tasks(&self) {
+        self.listeners.iter().for_each(JoinHandle::abort);
+        self.timer.abort();
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.listeners.iter().for_each(JoinHandle::abort);
-        self.timer.abort();
+        self.end_tasks();
+    }
+}
+
+impl View for Parts {
+    fn readiness(&self) -> Readiness {
+        let peers = self.mesh.as_ref().map_or(0, |mesh| mesh.links().len());
+        Readiness { ready: true, listeners: self.listeners, peers }
+    }
+
+    fn topology(&self) -> Option<Topology> {
+        self.mesh.as_ref().map(MeshHandle::topology)
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let mut samples = self.router.metrics().samples();
+        let retained = self.router.retained();
+        samples.push(Sample::gauge("retained_messages", "Retained messages", retained.count() as f64));
+        samples.push(Sample::gauge("retained_bytes", "Memory of retained messages", retained.bytes() as f64));
+        if let Some(replication) = self.router.mesh() {
+            samples.extend(replication_samples(replication));
+        }
+        if let Some(mesh) = &self.mesh {
+            samples.extend(link_samples(mesh));
+        }
+        samples
+    }
+}
+
+fn replication_samples(replication: &Replication) -> Vec<Sample> {
+    let Counters {
+        messages_published,
+        messages_received,
+        messages_duplicate,
+        blocks_sent,
+        bytes_sent,
+        gaps_received,
+        gaps_sent,
+        laps,
+        blocks_overrun,
+        blocks_hop_limited,
+        blocks_aged,
+        blocks_closed,
+        messages_expired,
+        covers_adopted,
+    } = replication.counters();
+    let counters = [
+        ("mesh_messages_published", "Messages of local clients put into the lane rings", messages_published),
+        ("mesh_messages_received", "New messages that came over links", messages_received),
+        ("mesh_messages_duplicate", "Messages that came over links and were known already", messages_duplicate),
+        ("mesh_blocks_sent", "Blocks handed to lane writers", blocks_sent),
+        ("mesh_sent_bytes", "Bytes handed to lane writers", bytes_sent),
+        ("mesh_gaps_received", "Ranges of QoS 1 and 2 messages lost to this broker", gaps_received),
+        ("mesh_gaps_sent", "Ranges of QoS 1 and 2 messages that a neighbour could not be given", gaps_sent),
+        ("mesh_laps", "Times that a ring overtook a slow link at QoS 0", laps),
+        ("mesh_blocks_overrun", "Blocks that the ring had no place for in time", blocks_overrun),
+        ("mesh_blocks_hop_limited", "Blocks that had come too many links", blocks_hop_limited),
+        ("mesh_blocks_aged", "Blocks that were too old to be sent", blocks_aged),
+        ("mesh_blocks_closed", "Blocks dropped between a CLOSE and the next OPEN", blocks_closed),
+        ("mesh_messages_expired", "Messages that expired on their way", messages_expired),
+        ("mesh_covers_adopted", "Covers taken over from a neighbour when this broker was new", covers_adopted),
+    ];
+    let mut samples: Vec<Sample> =
+        counters.into_iter().map(|(name, help, counter)| Sample::counter(name, help, counter.value())).collect();
+    samples.push(Sample::gauge("mesh_ring_bytes", "Bytes in the lane rings", replication.ring_bytes() as f64));
+    samples
+}
+
+fn link_samples(mesh: &MeshHandle) -> Vec<Sample> {
+    let links = mesh.links();
+    let mut samples = vec![Sample::gauge("mesh_links", "Links that are up", links.len() as f64)];
+    let each =
+        |sample: fn(&mesh::LinkSummary) -> Sample| links.iter().map(move |link| sample(link).with("peer", link.peer.clone()));
+    samples.extend(each(|link| Sample::gauge("mesh_link_rtt_seconds", "Smoothed round trip of a link", link.rtt.as_secs_f64())));
+    samples.extend(each(|link| Sample::counter("mesh_link_sent_bytes", "UDP bytes sent on a link", link.bytes_sent)));
+    samples.extend(each(|link| Sample::counter("mesh_link_received_bytes", "UDP bytes received on a link", link.bytes_received)));
+    samples.extend(each(|link| Sample::counter("mesh_link_lost_packets", "QUIC packets lost on a link", link.packets_lost)));
+    samples
+}
+
+fn start_mesh(
+    config: &Config,
+    mesh: &Mesh,
+    credentials: Option<Credentials>,
+    router: &Arc<Router>,
+) -> Result<MeshHandle, StartError> {
+    let credentials = match (credentials, &mesh.cafile, &mesh.certfile, &mesh.keyfile) {
+        (Some(credentials), ..) => credentials,
+        (None, Some(cafile), Some(certfile), Some(keyfile)) => Credentials::load(cafile, certfile, keyfile)?,
+        _ => return Err(StartError::NoCredentials),
+    };
+    let replication = Replication::new(
+        ReplicationConfig {
+            origin: BrokerId::derive(&mesh.name, &config.name),
+            log: LogId(rand::random()),
+            lanes_per_class: mesh.lanes,
+            ring_blocks: limits::RING_BLOCKS,
+            ring_bytes: mesh.replay_log_bytes,
+            ring_age: limits::RING_AGE_DEFAULT,
+            hop_max: mesh.hop_max,
+            message_bytes_max: limits::MQTT_REMAINING_LENGTH_MAX as usize,
+        },
+        clock::now(),
+    );
+    let deliver: DeliverFactory = {
+        let router = Arc::clone(router);
+        Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
+    };
+    let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
+    let handle = mesh::start(setup, Arc::clone(&replication), deliver)?;
+    router.join_mesh(replication);
+    Ok(handle)
+}
+
+/// Gives the core's deliveries the time.
+struct Clocked(LinkDelivery);
+
+impl Deliver for Clocked {
+    fn deliver(&mut self, message: &MeshMessage<'_>) {
+        self.0.deliver(message, clock::now());
+    }
+
+    fn flush(&mut self) {
+        self.0.flush(clock::now());
     }
 }
 
@@ -137,6 +325,9 @@ async fn run_timer(router: Arc<Router>) {
         let now = clock::now();
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
+        if let Some(replication) = router.mesh() {
+            replication.trim(now);
+        }
         sleep_until_due(&router, now + SWEEP_INTERVAL).await;
     }
 }
