@@ -61,8 +61,10 @@ fn main() -> ExitCode {
 fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
     let runtime = runtime(plan.threads)?;
     let mut progress = Progress::new(output.quiet);
-    let outcome = runtime.block_on(run::run(plan, &mut progress))?;
-    let report = Report::new(plan, outcome);
+    let outcome = runtime.block_on(run::run(plan, &mut progress));
+    // A name that is still being looked up is not worth waiting for.
+    runtime.shutdown_background();
+    let report = Report::new(plan, outcome?);
     write!(stdout(), "{report}").context("cannot write the report to stdout")?;
     if let Some(path) = &output.json {
         let json = serde_json::to_vec_pretty(&report)?;

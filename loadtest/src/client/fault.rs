@@ -27,7 +27,7 @@ pub(crate) enum Fault {
     #[error("no answer within {0:?} (--timeout)")]
     NoAnswer(Duration),
     #[error("the connection failed: {0}")]
-    Connection(#[from] io::Error),
+    Connection(#[source] io::Error),
     #[error("the broker closed the connection")]
     Closed,
     #[error("the broker ended the connection with reason code {0:#04x}")]
@@ -52,4 +52,14 @@ pub(crate) enum Fault {
     Wire(#[from] WireFault),
     #[error("mqttbytes cannot write the packet: {0:?}")]
     Unwritable(mqttbytes::Error),
+}
+
+impl From<io::Error> for Fault {
+    /// A connection that a broker closes while we still send looks reset, or like a broken pipe: the same thing.
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted | io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Connection(error),
+        }
+    }
 }

@@ -1,0 +1,209 @@
+//! The real `loadtest` program against brokers that are honest, faulty, or lie.
+//!
+//! The brokers are threads of this test ([`fake_broker`]), so that nothing needs to be installed; [`mosquitto`] adds a real
+//! one where there is one.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "this is a test, though clippy knows only its #[test] functions as such"
+)]
+
+mod fake_broker;
+mod mosquitto;
+mod program;
+
+use std::time::Duration;
+
+use fake_broker::{FakeBroker, Manners};
+use program::{Finished, loadtest, refuse_connections};
+use serde_json::{Value, json};
+
+/// Fields of a report, for comparison.
+fn fields<const N: usize>(report: &Value, names: [&str; N]) -> [u64; N] {
+    names.map(|name| report[name].as_u64().unwrap_or_else(|| panic!("{name} in {report:#}")))
+}
+
+const LEDGER: [&str; 6] = ["delivered", "lost", "duplicated", "reordered", "corrupted", "foreign"];
+
+#[test]
+fn an_honest_broker_gets_a_clean_bill_in_every_version_and_quality_of_service() {
+    let broker = FakeBroker::start(Manners::Honest);
+    for version in ["3.1.1", "5"] {
+        for qos in ["0", "1", "2"] {
+            let what = format!("MQTT {version}, QoS {qos}");
+            let finished = loadtest(&format!(
+                "pair --broker {} --mqtt {version} --qos {qos} --pairs 3 --subscribers 2 --count 200 --window 10",
+                broker.address()
+            ));
+            let report = finished.good(&what);
+            assert_eq!(fields(&report, LEDGER), [1_200, 0, 0, 0, 0, 0], "{what}");
+            let acknowledged = if qos == "0" { 0 } else { 600 };
+            assert_eq!(fields(&report, ["sent", "acknowledged", "unacknowledged"]), [600, acknowledged, 0], "{what}");
+            assert_eq!(report["latency_us"]["count"], 1_200, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_rate_is_kept_and_latency_measured_from_when_a_message_was_due() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let finished = loadtest(&format!("latency --broker {} --rate 2000 --duration 1s --warm-up 100ms --qos 1", broker.address()));
+    let report = finished.good("latency");
+    let sent = report["sent"].as_u64().unwrap();
+    assert!((2_150..=2_300).contains(&sent), "1.1 s at 2,000/s, and 20 ms to notice the end: {sent}");
+    assert_eq!(fields(&report, LEDGER), [sent, 0, 0, 0, 0, 0]);
+    let measured = report["latency_us"]["count"].as_u64().unwrap();
+    assert!(measured < sent && measured > 1_900, "{measured} of {sent}: the warm-up is not measured");
+}
+
+#[test]
+fn publishers_and_subscribers_may_be_different_processes() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let listener = program::start(&format!("sub --broker {} --subscribers 2 --count 600 --qos 1", broker.address()));
+    broker.await_subscriptions(2);
+    let publishing = loadtest(&format!("pub --broker {} --publishers 3 --count 100 --qos 1", broker.address()));
+    let report = publishing.good("pub");
+    assert_eq!(fields(&report, ["sent", "acknowledged", "refused"]), [300, 300, 0]);
+    assert_eq!(report["latency_us"]["count"], 300, "time to the acknowledgement");
+    assert_eq!(fields(&listener.finish().good("sub"), LEDGER), [600, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn messages_of_others_are_foreign() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let listener = program::start(&format!("sub --broker {} --count 10", broker.address()));
+    broker.await_subscriptions(1);
+    broker.publish("loadtest/0", b"hello");
+    loadtest(&format!("pub --broker {} --count 10", broker.address())).good("pub");
+    assert_eq!(fields(&listener.finish().good("sub"), LEDGER), [10, 0, 0, 0, 0, 1]);
+}
+
+/// What a faulty broker does to 1,050 messages of one publisher, and what the ledger says of it.
+#[test]
+fn the_ledger_names_every_fault() {
+    let table = [
+        (Manners::LoseEvery(100), [1_040, 10, 0, 0, 0, 0]),
+        (Manners::RepeatEvery(100), [1_050, 0, 10, 0, 0, 0]),
+        (Manners::DelayEvery(100), [1_050, 0, 0, 10, 0, 0]),
+        (Manners::MangleEvery(100), [1_040, 10, 0, 0, 10, 0]),
+    ];
+    for (manners, expected) in table {
+        let broker = FakeBroker::start(manners);
+        let run = format!("pair --broker {} --count 1050 --rate 20000 --drain 200ms", broker.address());
+        let report = loadtest(&run).good(&format!("{manners:?}"));
+        assert_eq!(fields(&report, LEDGER), expected, "{manners:?}");
+        let [delivered, lost, duplicated, reordered, ..] = expected;
+        let flow = json!({
+            "publisher": 0, "subscriber": 0,
+            "delivered": delivered, "lost": lost, "duplicated": duplicated, "reordered": reordered,
+        });
+        assert_eq!(report["imperfect_flows"], json!([flow]), "{manners:?}");
+    }
+}
+
+#[test]
+fn lost_messages_do_not_stop_a_closed_loop() {
+    let broker = FakeBroker::start(Manners::LoseEvery(10));
+    // The tenth and the last are lost: a window of 1 waits for the tenth, and must not for ever.
+    let report = loadtest(&format!("pair --broker {} --count 20 --window 1 --drain 200ms", broker.address())).good("stalls");
+    assert_eq!(fields(&report, ["delivered", "lost", "stalls"]), [18, 2, 1]);
+}
+
+#[test]
+fn conditions_decide_the_exit_code() {
+    let broker = FakeBroker::start(Manners::LoseEvery(10));
+    let run = |conditions| {
+        let load = "--count 100 --rate 10000 --drain 200ms";
+        loadtest(&format!("pair --broker {} {load} --fail-on {conditions}", broker.address()))
+    };
+    run("lost>10,duplicated>0,p99>1s").good("10 lost are not more than 10");
+    run("lost>5").failed_with(1, "--fail-on lost>5: it was 10");
+    run("lost>50,max<1s").failed_with(1, "--fail-on max<1s");
+}
+
+/// How a broker can misbehave, the run it meets, and what is said of it. No run may hang.
+#[test]
+fn a_broker_that_fails_is_named_with_what_it_did() {
+    let pair = "pair --qos 1 --timeout 1s --duration 30s --drain 200ms";
+    let table = [
+        (Manners::Mute, pair, "subscriber 0 at {}: no answer within 1s"),
+        (Manners::HangUp, pair, "subscriber 0 at {}: the broker closed the connection"),
+        (Manners::Gibberish, pair, "subscriber 0 at {}: the broker sent a packet that only a client may send"),
+        (Manners::Refuse, pair, "subscriber 0 at {}: the broker refused the connection: NotAuthorized"),
+        (Manners::RefuseSubscriptions, pair, "subscriber 0 at {}: the broker refused the subscription to \"loadtest/"),
+        (Manners::GrantQosZero, pair, "subscriber 0 at {}: the broker granted QoS 0 where QoS 1 was asked for"),
+        (Manners::DeliverAtQosZero, pair, "subscriber 0 at {}: the broker delivered at QoS 0 what was"),
+        (Manners::NeverAcknowledge, "pub --qos 1 --timeout 1s --count 1000", "publisher 0 at {}: the broker owes an answer"),
+        (Manners::AcknowledgeOthers, pair, "publisher 0 at {}: the broker acknowledged packet id 60001, which"),
+        (Manners::HangUpAfter(500), pair, "publisher 0 at {}: the broker closed the connection"),
+        (Manners::Deaf, "pub --timeout 1s --count 10000000", "publisher 0 at {}: the broker has read nothing"),
+        (Manners::Swallow, "pair --timeout 2s --duration 30s", "nothing has been delivered for 2s"),
+    ];
+    for (manners, run, complaint) in table {
+        let broker = FakeBroker::start(manners);
+        let finished = loadtest(&format!("{run} --broker {}", broker.address()));
+        finished.failed_with(1, &complaint.replace("{}", &broker.address()));
+        assert!(finished.took < Duration::from_secs(15), "{manners:?} took {:?}", finished.took);
+    }
+}
+
+#[test]
+fn a_broker_that_is_not_there_is_named() {
+    let (address, _held) = refuse_connections();
+    let finished = loadtest(&format!("pair --broker {address}"));
+    finished.failed_with(1, &format!("subscriber 0 at {address}: cannot connect"));
+    loadtest("pub --broker nowhere.invalid --timeout 5s").failed_with(1, "publisher 0 at nowhere.invalid:1883");
+}
+
+#[test]
+fn the_limits_of_a_version_5_broker_are_kept() {
+    // This broker acknowledges only once 5 messages are under way, and ends the connection at the sixth.
+    let broker = FakeBroker::start(Manners::ReceiveMaximum(5));
+    let report = loadtest(&format!("pub --broker {} --mqtt 5 --qos 1 --count 50 --window 100", broker.address()));
+    assert_eq!(fields(&report.good("receive maximum"), ["sent", "acknowledged"]), [50, 50]);
+    let too_large = loadtest(&format!("pub --broker {} --mqtt 5 --payload-bytes 5000", broker.address()));
+    too_large.failed_with(1, "the broker takes packets of at most 4096 bytes");
+}
+
+#[test]
+fn several_brokers_share_the_clients() {
+    let (near, far) = FakeBroker::start_two();
+    let run = format!("pair --broker {} --subscribe-at {} --pairs 3 --count 100", near.address(), far.address());
+    assert_eq!(fields(&loadtest(&run).good("near to far"), LEDGER), [300, 0, 0, 0, 0, 0]);
+    assert_eq!((near.clients(), far.clients()), (3, 3));
+    let run = format!("pair --broker {} --broker {} --pairs 4 --count 100", near.address(), far.address());
+    assert_eq!(fields(&loadtest(&run).good("both ways"), LEDGER), [400, 0, 0, 0, 0, 0]);
+    assert_eq!((near.clients(), far.clients()), (3 + 4, 3 + 4));
+}
+
+#[test]
+fn threads_count_the_same() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let run = format!("pair --broker {} --threads 3 --pairs 7 --subscribers 2 --count 500 --qos 2", broker.address());
+    let report = loadtest(&run).good("three threads");
+    assert_eq!(fields(&report, LEDGER), [7_000, 0, 0, 0, 0, 0]);
+    assert_eq!(report["latency_us"]["count"], 7_000);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_still_reports() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let running = program::start(&format!("pair --broker {} --duration 60s --warm-up 0s", broker.address()));
+    broker.await_messages(100);
+    running.interrupt();
+    let finished: Finished = running.finish();
+    finished.failed_with(130, "");
+    assert!(finished.report()["delivered"].as_u64().unwrap() >= 100);
+    assert_eq!(finished.report()["interrupted"], true);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let finished = loadtest(&format!("pub --broker {} --count 1 --json /nowhere/report.json", broker.address()));
+    finished.failed_with(1, "cannot write --json /nowhere/report.json");
+}
