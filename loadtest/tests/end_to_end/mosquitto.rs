@@ -61,8 +61,9 @@ fn every_version_and_quality_of_service() {
     let Some(mosquitto) = Mosquitto::start() else { return };
     for version in ["3.1.1", "5"] {
         for qos in ["0", "1", "2"] {
-            let run =
-                format!("pair --broker {} --mqtt {version} --qos {qos} --pairs 5 --subscribers 2 --count 300", mosquitto.address);
+            // More than 20 QoS 2 messages under way, and Mosquitto ends the connection (max_inflight_messages).
+            let load = "--pairs 5 --subscribers 2 --count 300 --window 20";
+            let run = format!("pair --broker {} --mqtt {version} --qos {qos} {load}", mosquitto.address);
             let report = loadtest(&run).good(&format!("MQTT {version}, QoS {qos}"));
             let ledger = fields(&report, ["sent", "delivered", "lost", "duplicated", "reordered", "corrupted", "unacknowledged"]);
             assert_eq!(ledger, [1_500, 3_000, 0, 0, 0, 0, 0], "MQTT {version}, QoS {qos}");
