@@ -1,38 +1,52 @@
-//! DEV ONLY: mosquitto
-use mqtt_st_quic::config::Config;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command};
+//! A real broker in this process, on a free port, with a data directory of its own.
+
+use std::net::SocketAddr;
+
+use mqtt_st_quic::config::{Config, Listener};
+use mqtt_st_quic::server::Server;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
 pub struct Broker {
-    child: Child,
     address: SocketAddr,
-    _dir: tempfile::TempDir,
+    /// Taken when the broker stops.
+    running: Option<(Runtime, Server)>,
+    _data_dir: TempDir,
 }
+
 impl Broker {
+    /// With the defaults, and anonymous clients.
     pub fn start() -> Self {
         Self::with(|_| {})
     }
-    pub fn with(_: impl FnOnce(&mut Config)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let conf = dir.path().join("c");
-        std::fs::write(&conf, format!("listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n")).unwrap();
-        let child = Command::new("/usr/sbin/mosquitto").arg("-c").arg(&conf).stderr(std::process::Stdio::null()).spawn().unwrap();
-        let address: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
-        for _ in 0..500 {
-            if TcpStream::connect(address).is_ok() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        Self { child, address, _dir: dir }
+
+    /// With a changed configuration.
+    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let data_dir = tempfile::tempdir().unwrap();
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut config = Config {
+            name: "conformance".to_owned(),
+            data_dir: data_dir.path().to_owned(),
+            listeners: vec![Listener { bind: any_port, allow_anonymous: true, ..Listener::default() }],
+            ..Config::default()
+        };
+        config.admin.bind = Some(any_port);
+        change(&mut config);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let server = runtime.block_on(Server::start(&config)).unwrap();
+        Self { address: server.addresses().mqtt[0], running: Some((runtime, server)), _data_dir: data_dir }
     }
+
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
+
 impl Drop for Broker {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some((runtime, server)) = self.running.take() {
+            drop(server);
+            runtime.shutdown_background();
+        }
     }
 }

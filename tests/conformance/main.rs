@@ -7,5 +7,20 @@
     clippy::indexing_slicing,
     clippy::print_stdout,
     clippy::disallowed_methods,
+    unreachable_pub,
     reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
 )]
+
+mod alias;
+mod broker;
+mod client;
+mod connect;
+mod flow;
+mod keep_alive;
+mod malformed;
+mod publish;
+mod retained;
+mod session;
+mod subscribe;
+mod will;
+mod wire;

@@ -66,8 +66,7 @@ fn mqtt_4_3_3_10_a_repeated_qos_2_publish_is_delivered_once() {
         publisher.expect(kind::PUBREC);
         publisher.send(&ack(kind::PUBREL, 7));
         publisher.expect(kind::PUBCOMP);
-        subscriber.expect_message("one");
-        subscriber.expect_message("two");
+        assert_eq!(subscriber.take_messages(2), ["one", "two"]);
         subscriber.expect_nothing();
     }
 }

@@ -39,7 +39,6 @@ pub mod property {
     pub const TOPIC_ALIAS: u8 = 0x23;
     pub const USER_PROPERTY: u8 = 0x26;
     pub const MAXIMUM_PACKET_SIZE: u8 = 0x27;
-    pub const SHARED_SUBSCRIPTION_AVAILABLE: u8 = 0x2a;
 }
 
 /// The value of a property.
