@@ -325,6 +325,18 @@ fn among_equal_ways_the_present_parent_stays_and_a_cheaper_one_wins() {
 }
 
 #[test]
+fn a_longer_way_of_the_same_cost_is_told() {
+    let mut bench = Bench::new([1, 9]);
+    let bpdu = |hops| Bpdu { number: 0, tree: tree(1, 1), distance: Some(5), hops, epoch_held: None, request_epoch: false };
+    bench.hear_bpdu(1, bpdu(2));
+    assert_eq!(bench.sent(9).map(|bpdu| (bpdu.distance, bpdu.hops)), Some((Some(6), 3)));
+    bench.hear_bpdu(1, bpdu(2));
+    assert_eq!(bench.sent(9), None, "nothing new");
+    bench.hear_bpdu(1, bpdu(4));
+    assert_eq!(bench.sent(9).map(|bpdu| (bpdu.distance, bpdu.hops)), Some((Some(6), 5)));
+}
+
+#[test]
 fn an_older_bpdu_is_ignored() {
     let mut bench = Bench::new([1]);
     let bpdu = |number, distance| Input::Bpdu {
