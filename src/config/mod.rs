@@ -303,3 +303,92 @@ pub enum LogFormat {
     /// One JSON object a line.
     Json,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: &str = include_str!("../../deploy/broker.toml");
+
+    fn load(text: &str) -> Config {
+        Sources { file: Some(("deploy/broker.toml", text)), default_name: "host", ..Sources::default() }
+            .load()
+            .expect("the sample is good")
+    }
+
+    /// The sample with its keys uncommented; those that are explained as an example only where asked for.
+    fn uncommented(with_examples: bool) -> String {
+        let mut text = String::new();
+        let (mut is_example, mut is_after_key) = (false, false);
+        for line in SAMPLE.lines() {
+            let key =
+                line.strip_prefix('#').filter(|key| key.starts_with(|first: char| first.is_ascii_lowercase() || first == '['));
+            let Some(key) = key else {
+                is_example = (is_example && !is_after_key) || line.contains("(Example");
+                is_after_key = false;
+                continue;
+            };
+            is_after_key = true;
+            if key.starts_with('[') || with_examples || !is_example {
+                text = text + key + "\n";
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn the_sample_as_it_is_means_nothing_at_all() {
+        assert_eq!(load(SAMPLE), Sources { default_name: "host", ..Sources::default() }.load().expect("the defaults"));
+    }
+
+    #[test]
+    fn the_sample_has_every_default() {
+        let text = uncommented(false);
+        let shown: Config = toml::from_str(&text).expect("the sample is good");
+        let tables = Config {
+            listeners: vec![Listener::default()],
+            mesh: Some(Mesh::default()),
+            health: Some(Health::default()),
+            admin: Admin { bind: Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT)), token_file: None },
+            ..Config::default()
+        };
+        assert_eq!(shown, tables);
+        // Equal is not enough, for a key that is left out has its default too.
+        let keys = |text: &str| {
+            let pairs = text.lines().filter_map(|line| line.split_once(" = "));
+            pairs.filter(|(_, value)| !matches!(*value, "\"\"" | "[]")).map(|(key, _)| key.to_owned()).collect::<Vec<_>>()
+        };
+        let (mut said, mut known) = (keys(&text), keys(&toml::to_string(&tables).expect("serializable")));
+        said.sort();
+        known.sort();
+        assert_eq!(said, known);
+    }
+
+    #[test]
+    fn the_sample_has_every_key() {
+        let everything = load(&uncommented(true));
+        let mesh = everything.mesh.expect("a mesh");
+        assert!(mesh.capacity.is_some() && mesh.cafile.is_some() && mesh.certfile.is_some() && mesh.keyfile.is_some());
+        assert!(!mesh.name.is_empty() && !mesh.peers.is_empty() && !mesh.advertise.is_empty());
+        let listener = everything.listeners.first().expect("a listener");
+        assert!(listener.max_connections.is_some() && listener.max_packet_size.is_some());
+        assert!(everything.limits.max_keepalive.is_some() && everything.admin.token_file.is_some());
+        assert_ne!(everything.name, "host");
+    }
+
+    #[test]
+    fn the_kubernetes_configuration_is_good_in_a_pod() {
+        let overrides = Override::from_environment(
+            [("NAME", "mqtt-st-quic-0"), ("MESH__CERTFILE", "/certs/c.pem"), ("MESH__KEYFILE", "/certs/c.key")]
+                .map(|(name, value)| (format!("{ENVIRONMENT_PREFIX}{name}"), value.to_owned()))
+                .into_iter(),
+        );
+        let text = include_str!("../../deploy/kubernetes/broker.toml");
+        let manifest = include_str!("../../deploy/kubernetes/statefulset.yaml");
+        for one in &overrides {
+            assert!(manifest.contains(&format!("- name: {}\n", one.origin)), "{}", one.origin);
+        }
+        let sources = Sources { file: Some(("broker.toml", text)), overrides, default_name: "host", ..Sources::default() };
+        assert_eq!(sources.load().expect("good").name, "mqtt-st-quic-0");
+    }
+}
