@@ -6,8 +6,12 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use super::output::print;
-use super::{log, settings, settings::Settings};
+use super::{log, settings::Settings};
 use crate::admin;
+use crate::clock;
+use crate::config::Config;
+use crate::mesh::{MeshConfig, tls::Credentials};
+use crate::server::StartError;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -33,19 +37,30 @@ pub(super) fn run(command: &Command) -> anyhow::Result<ExitCode> {
 fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = Settings::default().load(arguments.file.as_ref())?;
     log::check(&config.log)?;
-    let credentials = settings::credentials(&config)?;
     for listener in config.listeners.iter().filter(|listener| !listener.allow_anonymous) {
         print(&format!(
             "warning: listener {}: allow_anonymous is false, and there is no other way to be let in yet",
             listener.bind
         ))?;
     }
-    if let Some(objection) = settings::objection(credentials.as_ref()) {
-        print(&format!("warning: {objection}"))?;
+    if let Some(objection) = check_certificates(&config)? {
+        print(&format!("warning: mesh.certfile: {objection}; no peer will link with this broker"))?;
     }
     let name = arguments.file.as_ref().map_or_else(|| "the environment".to_owned(), |file| file.display().to_string());
     print(&format!("{name}: good"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether `[mesh]`, if there is one, can start with the files that it names; and what peers would object to in them now.
+fn check_certificates(config: &Config) -> anyhow::Result<Option<String>> {
+    let Some(mesh) = &config.mesh else { return Ok(None) };
+    let (Some(cafile), Some(certfile), Some(keyfile)) = (&mesh.cafile, &mesh.certfile, &mesh.keyfile) else {
+        anyhow::bail!(StartError::NoCredentials);
+    };
+    let credentials = Credentials::load(cafile, certfile, keyfile)?;
+    let objection = credentials.objection(clock::unix_time());
+    MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials }.identity()?;
+    Ok(objection)
 }
 
 fn show(arguments: &Arguments) -> anyhow::Result<ExitCode> {

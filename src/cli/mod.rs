@@ -5,8 +5,10 @@
 
 mod certs;
 mod config;
+mod demo;
 mod log;
 mod output;
+mod serve;
 mod settings;
 mod topology;
 
@@ -24,6 +26,10 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a broker
+    Serve(serve::Arguments),
+    /// See brokers join, heal and deliver: all in this process, with nothing to set up
+    Demo(demo::Arguments),
     /// Make and look at the certificates of a mesh
     #[command(subcommand)]
     Certs(certs::Command),
@@ -38,6 +44,8 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Certs(command) => certs::run(command),
         Command::Config(command) => config::run(&command),
         Command::Topology(arguments) => topology::run(&arguments),

@@ -1,4 +1,4 @@
-//! From arguments, environment and file to a [`Config`] and the certificates that it names.
+//! From arguments, environment and file to a [`Config`].
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,10 +7,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 
-use crate::clock;
 use crate::config::{Config, Override, Sources};
-use crate::ids::BrokerId;
-use crate::mesh::tls::Credentials;
 
 /// What every command that reads a broker's configuration takes.
 #[derive(Debug, Default, Args)]
@@ -89,40 +86,4 @@ impl Settings {
         ];
         flags.into_iter().filter_map(|(flag, path, value)| Some(Override::from_flag(flag, path, value?)))
     }
-}
-
-/// The certificates that `config` names, and what a peer would object to in them; `None` without a mesh.
-///
-/// # Errors
-/// A file that cannot be used, or that belongs to another broker or mesh.
-pub(super) fn credentials(config: &Config) -> anyhow::Result<Option<Credentials>> {
-    let Some(mesh) = &config.mesh else { return Ok(None) };
-    let (Some(cafile), Some(certfile), Some(keyfile)) = (&mesh.cafile, &mesh.certfile, &mesh.keyfile) else {
-        anyhow::bail!("[mesh] needs cafile, certfile and keyfile; `mqtt-st-quic certs` makes them");
-    };
-    let credentials = Credentials::load(cafile, certfile, keyfile).context("the certificates of [mesh]")?;
-    let identity = credentials.identity();
-    let id = BrokerId::derive(&mesh.name, &config.name);
-    anyhow::ensure!(
-        identity.mesh == mesh.name,
-        "mesh.certfile: {} was made for mesh `{}`, and mesh.name is `{}`; use a certificate of that mesh",
-        certfile.display(),
-        identity.mesh,
-        mesh.name
-    );
-    anyhow::ensure!(
-        identity.id == id,
-        "mesh.certfile: {} was made for broker {}, and this broker, `{}`, is {id}; make one with `certs broker --name {}`",
-        certfile.display(),
-        identity.id,
-        config.name,
-        config.name
-    );
-    Ok(Some(credentials))
-}
-
-/// What peers would object to in `credentials` now, as a warning with a remedy.
-pub(super) fn objection(credentials: Option<&Credentials>) -> Option<String> {
-    let objection = credentials?.objection(clock::unix_time())?;
-    Some(format!("mesh.certfile: {objection}; no peer will link with this broker until it has another certificate"))
 }

@@ -90,6 +90,27 @@ pub struct MeshConfig {
     pub credentials: Credentials,
 }
 
+impl MeshConfig {
+    /// Who this broker is in its mesh: by its names, and by its certificate all the same.
+    ///
+    /// # Errors
+    /// Names that no broker or mesh may have; a certificate of another broker or mesh.
+    pub fn identity(&self) -> Result<Identity, MeshError> {
+        let identity = Identity::derive(&self.mesh.name, &self.name)?;
+        let certified = self.credentials.identity();
+        if *certified != identity {
+            return Err(MeshError::OtherCertificate {
+                certified: certified.id,
+                certified_mesh: certified.mesh.clone(),
+                name: self.name.clone(),
+                mesh: self.mesh.name.clone(),
+                id: identity.id,
+            });
+        }
+        Ok(identity)
+    }
+}
+
 /// Why the mesh does not start, or does not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
@@ -170,17 +191,7 @@ pub struct MeshHandle {
 /// # Errors
 /// What is wrong with the configuration, the certificates, the address or the data directory.
 pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: DeliverFactory) -> Result<MeshHandle, MeshError> {
-    let identity = Identity::derive(&config.mesh.name, &config.name)?;
-    let certified = config.credentials.identity();
-    if *certified != identity {
-        return Err(MeshError::OtherCertificate {
-            certified: certified.id,
-            certified_mesh: certified.mesh.clone(),
-            name: config.name,
-            mesh: config.mesh.name,
-            id: identity.id,
-        });
-    }
+    let identity = config.identity()?;
     if let Some(objection) = config.credentials.objection(clock::unix_time()) {
         error!(%objection, "peers will refuse this broker's certificate");
     }

@@ -16,6 +16,8 @@ use crate::admin::token;
 use crate::config::ADMIN_PORT;
 use crate::shared::Topology;
 
+pub(super) use text::as_text;
+
 /// A broker answers at once or not at all.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
