@@ -167,8 +167,8 @@ fn faults_make_no_cycle_and_end_in_the_best_tree() {
 /// measured is printed.
 #[test]
 fn meshes_form_and_heal() {
-    let shapes: [(&str, usize, Vec<(usize, usize)>); 5] = [
-        ("full mesh of 5", 5, all_pairs(5).collect()),
+    let shapes = [
+        ("full mesh of 5", 5, all_pairs(5).collect::<Vec<_>>()),
         ("full mesh of 16", 16, all_pairs(16).collect()),
         ("cycle of 4", 4, cycle(4).collect()),
         ("cycle of 9", 9, cycle(9).collect()),
