@@ -144,16 +144,13 @@ async fn keep(connector: Arc<Connector>, target: Target) {
     loop {
         let eager = lost.filter(|(at, _)| clock::now().saturating_duration_since(*at) < EAGER_FOR);
         let patience = eager.map_or(PATIENCE, |(_, rtt)| EAGER_PATIENCE_MIN.max(rtt * EAGER_PATIENCE_RTTS));
-        match connector.attempt(&target, patience).await {
-            Some(Attempt { peer, rtt, began }) => {
-                connector.local.roster.unlinked(peer).await;
-                let now = clock::now();
-                lost = Some((now, rtt));
-                if now.saturating_duration_since(began) > LIVED {
-                    backoff = BACKOFF_MIN;
-                }
+        if let Some(Attempt { peer, rtt, began }) = connector.attempt(&target, patience).await {
+            connector.local.roster.unlinked(peer).await;
+            let now = clock::now();
+            lost = Some((now, rtt));
+            if now.saturating_duration_since(began) > LIVED {
+                backoff = BACKOFF_MIN;
             }
-            None => {}
         }
         tokio::time::sleep(jitter(backoff)).await;
         backoff = (backoff * 2).min(if eager.is_some() { EAGER_BACKOFF_MAX } else { BACKOFF_MAX });

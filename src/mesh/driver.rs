@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use parking_lot::RwLock;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, sleep_until};
@@ -31,7 +32,9 @@ use crate::task;
 
 /// A broker tells of its changes at most this often.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
-/// And of itself at least this often.
+/// What changes together is told together.
+const RECORD_DELAY: Duration = Duration::from_millis(50);
+/// A broker tells of itself at least this often.
 const RECORD_REFRESH: Duration = Duration::from_secs(60);
 /// Who was not heard of for three refreshes is forgotten; so are lost links.
 const RECORD_LIFE: Duration = Duration::from_secs(200);
@@ -93,9 +96,10 @@ pub(super) struct Driver {
     lost: BTreeMap<BrokerId, Lost>,
     generation: u64,
     book: Arc<Book>,
-    /// Our own record has changed since it was told.
-    untold: bool,
+    /// Since when our own record is no longer what was told.
+    untold_since: Option<Instant>,
     told_at: Instant,
+    told_once: bool,
     /// The tree as it was last logged and counted.
     last_change: LastChange,
     events: mpsc::Sender<Event>,
@@ -137,8 +141,9 @@ impl Driver {
             lost: BTreeMap::new(),
             generation: 0,
             book: Arc::new(book),
-            untold: false,
+            untold_since: None,
             told_at: clock::now(),
+            told_once: false,
             last_change,
             events,
             probed,
@@ -156,7 +161,7 @@ impl Driver {
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         loop {
             let tree_due = self.stp.poll_timeout();
-            let record_due = self.told_at + if self.untold { RECORD_INTERVAL } else { RECORD_REFRESH };
+            let record_due = self.record_due();
             let due = tree_due.map_or(record_due, |tree| tree.min(record_due));
             tokio::select! {
                 biased;
@@ -183,8 +188,7 @@ impl Driver {
         if self.stp.poll_timeout().is_some_and(|due| due <= now) {
             self.tree(Input::Timeout);
         }
-        let interval = if self.untold { RECORD_INTERVAL } else { RECORD_REFRESH };
-        if now.saturating_duration_since(self.told_at) >= interval {
+        if self.record_due() <= now {
             self.tell_record();
         }
     }
@@ -206,7 +210,7 @@ impl Driver {
             Event::OpenReceived { port, open } => self.tree(Input::OpenReceived { port, open }),
             Event::CloseReceived { port, number } => self.tree(Input::CloseReceived { port, number }),
             Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
-            Event::Record { port, record } => self.record(port, *record),
+            Event::Record { port, record, wire } => self.record(port, *record, wire),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
         }
@@ -292,7 +296,7 @@ impl Driver {
     fn introduce(&mut self, port: PortId) {
         let Some(link) = self.entry(port).map(|entry| Arc::clone(&entry.link)) else { return };
         send_record(&link, &self.book.own.read());
-        self.book.records.read().iter().for_each(|record| send_record(&link, record));
+        self.book.records.read().wires().for_each(|wire| link.send(&ControlFrame::Record(wire)));
     }
 
     fn down(&mut self, port: PortId, error: &LinkError) {
@@ -312,8 +316,7 @@ impl Driver {
         self.lost.insert(port.peer, Lost { record, at: clock::now() });
         self.settings.local.roster.set_linked(port.peer, false);
         self.publish_links();
-        // The replication's port goes with the link: before the tree learns of it, so that nothing is opened elsewhere too early.
-        drop(entry);
+        // The connection is closed, so that its lanes' tasks write nothing more: the tree may open lanes elsewhere.
         self.tree(Input::LinkDown { port });
         self.changed();
     }
@@ -392,15 +395,14 @@ impl Driver {
 
     // ---- records ----
 
-    fn record(&mut self, from: PortId, record: BrokerRecord) {
+    fn record(&mut self, from: PortId, record: BrokerRecord, wire: Bytes) {
         let (id, incarnation) = (record.id, record.incarnation);
-        let encoded = record.clone();
-        let merged = self.book.records.write().merge(record, clock::now());
+        let merged = self.book.records.write().merge(record, wire.clone(), clock::now());
         match merged {
             Merge::New => {
                 self.settings.local.roster.met(id, incarnation);
                 let others = self.links.values().filter(|entry| entry.link.id != from);
-                others.for_each(|entry| send_record(&entry.link, &encoded));
+                others.for_each(|entry| entry.link.send(&ControlFrame::Record(&wire)));
             }
             Merge::OfOurselves => {
                 // A former life's record may go round; a later life than ours cannot be, unless somebody else lives it.
@@ -415,7 +417,16 @@ impl Driver {
 
     /// Something that our record tells is no longer so.
     fn changed(&mut self) {
-        self.untold = true;
+        self.untold_since.get_or_insert_with(clock::now);
+    }
+
+    /// When our record is to be told next. A change waits a moment for those that come with it, and for the interval.
+    fn record_due(&self) -> Instant {
+        match self.untold_since {
+            Some(since) if self.told_once => (self.told_at + RECORD_INTERVAL).max(since + RECORD_DELAY),
+            Some(since) => since + RECORD_DELAY,
+            None => self.told_at + RECORD_REFRESH,
+        }
     }
 
     fn tell_record(&mut self) {
@@ -425,7 +436,7 @@ impl Driver {
         let record = own_record(&self.settings, &self.stp, &self.last_change, links, sequence);
         self.links.values().for_each(|entry| send_record(&entry.link, &record));
         *self.book.own.write() = record;
-        (self.untold, self.told_at) = (false, now);
+        (self.untold_since, self.told_at, self.told_once) = (None, now, true);
     }
 }
 

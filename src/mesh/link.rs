@@ -50,7 +50,7 @@ pub(super) enum Event {
     OpenReceived { port: PortId, open: OpenMark },
     CloseReceived { port: PortId, number: OpenNumber },
     LanesClosed { port: PortId, number: OpenNumber },
-    Record { port: PortId, record: Box<BrokerRecord> },
+    Record { port: PortId, record: Box<BrokerRecord>, wire: Bytes },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
 }
@@ -285,8 +285,8 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                 ControlFrame::Hello { number, echo } => watch.detection.hear(number, echo),
                 ControlFrame::Credit { lane, consumed } => link.credited(lane, consumed)?,
                 ControlFrame::Record(bytes) => {
-                    let record = Box::new(BrokerRecord::decode(bytes)?);
-                    link.tell(Event::Record { port: link.id, record }).await;
+                    let (record, wire) = (Box::new(BrokerRecord::decode(bytes)?), Bytes::copy_from_slice(bytes));
+                    link.tell(Event::Record { port: link.id, record, wire }).await;
                 }
                 ControlFrame::Unknown => {}
                 ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {

@@ -138,17 +138,6 @@ impl Broker {
     fn received(&self) -> Vec<String> {
         self.inbox.0.lock().clone()
     }
-
-    /// Until the broker's topology has `links` links, `forwarding` of which carry messages.
-    async fn until_links(&self, links: usize, forwarding: usize) -> Topology {
-        until("a topology", || {
-            let topology = self.handle.topology();
-            let up = topology.links.iter().filter(|link| link.state != LinkState::Down).count();
-            let open = topology.links.iter().filter(|link| link.state == LinkState::Forwarding).count();
-            (up == links && open == forwarding).then_some(topology)
-        })
-        .await
-    }
 }
 
 fn authority() -> Authority {
@@ -187,4 +176,411 @@ async fn two_brokers_link_and_carry_messages_both_ways() {
     assert_eq!((a.handle.links().len(), b.handle.links().len()), (1, 1));
     b.handle.shutdown().await;
     until("a notices at once", || a.handle.links().is_empty().then_some(())).await;
+}
+
+/// Publishes `count` messages at each broker and waits until every broker has those of all others, once each and in order.
+async fn exchange(brokers: &[&Broker], qos: QoS, tag: &str, count: usize) {
+    let of = |broker: usize| (0..count).map(move |n| format!("{tag} {broker} {n}"));
+    brokers.iter().for_each(|broker| broker.inbox.0.lock().clear());
+    for n in 0..count {
+        for (place, broker) in brokers.iter().enumerate() {
+            broker.publish(qos, &format!("{tag} {place} {n}"));
+        }
+    }
+    let expected = count * (brokers.len() - 1);
+    for (place, broker) in brokers.iter().enumerate() {
+        until("all messages", || (broker.received().len() >= expected).then_some(())).await;
+        let received = broker.received();
+        for other in (0..brokers.len()).filter(|other| *other != place) {
+            let prefix = format!("{tag} {other} ");
+            let from_other: Vec<_> = received.iter().filter(|payload| payload.starts_with(&prefix)).cloned().collect();
+            assert_eq!(from_other, of(other).collect::<Vec<_>>(), "from {other} at {place}");
+        }
+        assert_eq!(received.len(), expected, "nothing else at {place}");
+    }
+}
+
+#[tokio::test]
+async fn brokers_that_dial_each_other_keep_one_link() {
+    let authority = authority();
+    // Ports that are free now; nobody else binds them while the other is tried.
+    let [port_a, port_b] = [(); 2].map(|()| endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap());
+    let [at_a, at_b] = [&port_a, &port_b].map(|socket| socket.local_addr().unwrap());
+    drop((port_a, port_b));
+    let plan = |name, listen: SocketAddr, peer| {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        (Plan { peers: vec![peer], dir: Some(dir), ..Plan::new(&authority, name, &[]) }, listen.to_string())
+    };
+    let ((plan_a, listen_a), (plan_b, listen_b)) = (plan("a", at_a, at_b), plan("b", at_b, at_a));
+    let a = Plan { listen: &listen_a, ..plan_a }.start();
+    let b = Plan { listen: &listen_b, ..plan_b }.start();
+    until_agreed(&[&a, &b], 1).await;
+    exchange(&[&a, &b], QoS::AtLeastOnce, "first", 200).await;
+    // It stays one link: no rival ends it.
+    tokio::time::sleep(5 * HELLO).await;
+    assert_eq!((a.handle.links().len(), b.handle.links().len()), (1, 1));
+    exchange(&[&a, &b], QoS::AtMostOnce, "second", 200).await;
+}
+
+#[tokio::test]
+async fn a_cycle_is_a_tree_and_survives_its_root() {
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    let b = Plan::new(&authority, "b", &[&a]).start();
+    let c = Plan::new(&authority, "c", &[&a, &b]).start();
+    let d = Plan::new(&authority, "d", &[&a, &b, &c]).start();
+    let topology = until_agreed(&[&a, &b, &c, &d], 6).await;
+    for qos in [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce] {
+        exchange(&[&a, &b, &c, &d], qos, &format!("{qos:?}"), 200).await;
+    }
+    let all = [("a", &a), ("b", &b), ("c", &c), ("d", &d)];
+    let (root, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| *name == topology.root);
+    let rest: Vec<&Broker> = rest.into_iter().map(|(_, broker)| broker).collect();
+    root[0].1.handle.abort().await;
+    let healed = until_agreed(&rest, 3).await;
+    assert_ne!(healed.root, topology.root);
+    exchange(&rest, QoS::AtLeastOnce, "healed", 200).await;
+    exchange(&rest, QoS::AtMostOnce, "healed", 200).await;
+
+    // It comes back with a later life and what it misses.
+    let (name, gone) = root[0];
+    let [first, second, third] = rest[..] else { panic!("three are left") };
+    let back = Plan { dir: Some(Arc::clone(&gone.dir)), ..Plan::new(&authority, name, &[first, second, third]) }.start();
+    let topology = until_agreed(&[&back, first, second, third], 6).await;
+    assert_eq!(topology.brokers.len(), 4);
+    exchange(&[&back, first, second, third], QoS::ExactlyOnce, "back", 200).await;
+}
+
+#[tokio::test]
+async fn max_links_bounds_and_disturbs_nobody() {
+    let authority = authority();
+    let a = Plan { links_max: 1, ..Plan::new(&authority, "a", &[]) }.start();
+    let b = Plan::new(&authority, "b", &[&a]).start();
+    until_agreed(&[&a, &b], 1).await;
+    let c = Plan::new(&authority, "c", &[&a]).start();
+    tokio::time::sleep(3 * HELLO).await;
+    assert!(c.handle.links().is_empty() && a.handle.links().len() == 1);
+    exchange(&[&a, &b], QoS::AtLeastOnce, "still", 50).await;
+}
+
+#[tokio::test]
+async fn strangers_stay_out_and_the_others_go_on() {
+    let (ours, theirs) = (authority(), authority());
+    let a = Plan::new(&ours, "a", &[]).start();
+    let b = Plan::new(&ours, "b", &[&a]).start();
+    until_agreed(&[&a, &b], 1).await;
+    // Of another authority, but trusting ours; and of another mesh with a certificate of ours.
+    let plan = Plan::new(&theirs, "c", &[&a]);
+    let credentials = plan.credentials(&ours);
+    let c = plan.start_with(credentials);
+    let d = Plan { mesh: "other", ..Plan::new(&ours, "d", &[&a]) }.start();
+    tokio::time::sleep(5 * HELLO).await;
+    assert!(c.handle.links().is_empty() && d.handle.links().is_empty());
+    assert_eq!(until_agreed(&[&a, &b], 1).await.brokers.len(), 2);
+    exchange(&[&a, &b], QoS::AtLeastOnce, "still", 50).await;
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_and_this_broker_finds_itself_there() {
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    let plan = Plan::new(&authority, "b", &[]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = plan.config(plan.credentials(&authority), &dir);
+    let name = HostPort { host: "localhost".to_owned(), port: a.address().port() };
+    (config.mesh.discovery, config.mesh.peers) = (vec![Discovery::Dns], vec![name]);
+    let replication = Arc::clone(&a.replication);
+    let b = super::start(config, replication, Arc::new(|| Box::new(Inbox::default()))).unwrap();
+    until("a link", || (b.links().len() == 1).then_some(())).await;
+    b.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_does_not_fit_together_is_named_at_start() {
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    let start = |mesh_name: &str, name: &str, listen: SocketAddr| {
+        let plan = Plan::new(&authority, "b", &[]);
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = plan.config(plan.credentials(&authority), &dir);
+        (config.mesh.name, config.name, config.mesh.listen) = (mesh_name.to_owned(), name.to_owned(), listen);
+        super::start(config, Arc::clone(&a.replication), Arc::new(|| Box::new(Inbox::default()))).unwrap_err().to_string()
+    };
+    let free = "127.0.0.1:0".parse().unwrap();
+    let taken = start("m", "b", a.address());
+    assert!(taken.contains(&a.address().to_string()), "{taken}");
+    let other = start("m", "c", free);
+    assert!(other.contains("certs broker --mesh m --name c"), "{other}");
+    let mesh = start("n", "b", free);
+    assert!(mesh.contains("\"m\"") && mesh.contains("\"n\""), "{mesh}");
+    assert!(start("m", "a b", free).contains("\"a b\""));
+}
+
+// ---- handshakes, without a driver ----
+
+fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credentials) {
+    let pair = authority.issue_broker(mesh, name, &[], Validity::days(1)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local {
+        identity: Identity::derive(mesh, name).unwrap(),
+        name: name.to_owned(),
+        instance: rand::random(),
+        lanes: LANES,
+        hello: HELLO,
+        life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
+        roster: Roster::new(),
+    };
+    (Arc::new(local), Credentials::of_authority(authority, &pair).unwrap())
+}
+
+fn open_endpoint(credentials: &Credentials) -> quinn::Endpoint {
+    let socket = endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    endpoint::open(socket, credentials, usize::from(2 * LANES)).unwrap()
+}
+
+/// One dials, the other accepts: what each says.
+async fn meet(
+    dialler: (Arc<Local>, Credentials),
+    acceptor: (Arc<Local>, Credentials),
+) -> [Result<handshake::Candidate, LinkError>; 2] {
+    let (from, to) = (open_endpoint(&dialler.1), open_endpoint(&acceptor.1));
+    let dialling = async {
+        let connection = from.connect(to.local_addr().unwrap(), identity::DIAL_NAME).unwrap().await?;
+        handshake::dial(&dialler.0, connection).await
+    };
+    let accepting = async {
+        let connection = to.accept().await.unwrap().accept()?.await?;
+        let candidate = handshake::accept(&acceptor.0, connection).await?;
+        // As a link would.
+        let mut settled = Vec::new();
+        crate::frame::control::ControlFrame::Settled { incarnation: acceptor.0.life.lock().incarnation() }.encode(&mut settled);
+        let mut candidate = candidate;
+        candidate.writer.write_all(&settled).await?;
+        Ok(candidate)
+    };
+    let (dialled, accepted) = tokio::join!(dialling, accepting);
+    [dialled, accepted]
+}
+
+fn said(ends: &[Result<handshake::Candidate, LinkError>; 2]) -> [String; 2] {
+    ends.each_ref()
+        .map(|end| end.as_ref().map_or_else(ToString::to_string, |candidate| format!("linked with {}", candidate.peer.name)))
+}
+
+#[tokio::test]
+async fn both_ends_say_why_there_is_no_link() {
+    let (ours, theirs) = (authority(), authority());
+    let expired = Validity { not_before: Duration::from_secs(1), not_after: Duration::from_secs(2) };
+    let of = |authority: &Authority, trusts: &Authority, validity| {
+        let pair = authority.issue_broker("m", "a", &[], validity).unwrap();
+        (local(&ours, "m", "a").0, Credentials::of_authority(trusts, &pair).unwrap())
+    };
+    let today = Validity::days(1);
+    let with_lanes = |lanes| {
+        let (a, credentials) = local(&ours, "m", "a");
+        let mut a = Arc::into_inner(a).unwrap();
+        a.lanes = lanes;
+        (Arc::new(a), credentials)
+    };
+    let renamed = {
+        let (a, credentials) = local(&ours, "m", "a");
+        let mut a = Arc::into_inner(a).unwrap();
+        a.name = "z".to_owned();
+        (Arc::new(a), credentials)
+    };
+    let cases = [
+        ("good", local(&ours, "m", "a"), "linked with b", "linked with a"),
+        ("other authority", of(&theirs, &ours, today), "refused by the peer", "invalid peer certificate"),
+        ("trusts another authority", of(&ours, &theirs, today), "invalid peer certificate", "refused by the peer"),
+        ("expired", of(&ours, &ours, expired), "refused by the peer: our certificate is expired", "certificate expired"),
+        ("other mesh", local(&ours, "n", "a"), "mesh \"m\", this is \"n\"", ""),
+        ("other name", renamed, "closed by the peer: the peer calls itself \\\"z\\\"", "the peer calls itself \"z\""),
+        ("other lanes", with_lanes(3), "closed by the peer: the peer has mesh.lanes = 3", "mesh.lanes = 3, this broker 2"),
+        ("clone", local(&ours, "m", "b"), "another process uses", "another process uses"),
+    ];
+    for (case, dialler, dialler_says, acceptor_says) in cases {
+        let [dialled, accepted] = said(&meet(dialler, local(&ours, "m", "b")).await);
+        assert!(dialled.contains(dialler_says), "{case}: the dialler says {dialled:?}");
+        assert!(accepted.contains(acceptor_says), "{case}: the acceptor says {accepted:?}");
+    }
+    let oneself = local(&ours, "m", "b");
+    let [dialled, accepted] = said(&meet((Arc::clone(&oneself.0), oneself.1.clone()), oneself).await);
+    assert!(dialled.contains("this broker itself") && accepted.contains("this broker itself"), "{dialled} / {accepted}");
+}
+
+#[tokio::test]
+async fn who_shows_no_certificate_is_refused() {
+    let ours = authority();
+    let (_, credentials) = local(&ours, "m", "b");
+    let (from, to) = (open_endpoint(&credentials), open_endpoint(&credentials));
+    let mut roots = rustls::RootCertStore::empty();
+    let der = rustls::pki_types::pem::PemObject::from_pem_slice(ours.certificate().as_bytes()).unwrap();
+    roots.add(der).unwrap();
+    let mut config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![tls::ALPN.to_vec()];
+    let config = quinn::ClientConfig::new(Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap()));
+    let connecting = from.connect_with(config, to.local_addr().unwrap(), identity::DIAL_NAME).unwrap();
+    let accepting = async { to.accept().await.unwrap().accept()?.await };
+    let (_, accepted) = tokio::join!(connecting, accepting);
+    let error = LinkError::from(accepted.unwrap_err()).to_string();
+    assert!(error.contains("no certificates"), "{error}");
+}
+
+#[tokio::test]
+async fn the_first_handshake_settles_an_incarnation_that_a_peer_knows() {
+    let ours = authority();
+    let (a, b) = (local(&ours, "m", "a"), local(&ours, "m", "b"));
+    let later = crate::ids::Incarnation(a.0.life.lock().incarnation().0 + 1_000_000);
+    b.0.roster.met(a.0.identity.id, later);
+    let [dialled, accepted] = meet(a.clone(), b.clone()).await;
+    let settled = crate::ids::Incarnation(later.0 + 1);
+    assert_eq!(accepted.unwrap().peer.incarnation, settled);
+    assert_eq!(a.0.life.lock().incarnation(), settled);
+    assert_eq!(dialled.unwrap().peer.incarnation, b.0.life.lock().incarnation());
+    // Settled once: a later life that somebody knows of now is somebody else's.
+    b.0.roster.met(a.0.identity.id, crate::ids::Incarnation(settled.0 + 1));
+    let [dialled, accepted] = said(&meet(a, b).await);
+    assert!(dialled.contains("another process") && accepted.contains("another process"), "{dialled} / {accepted}");
+}
+
+// ---- control under load ----
+
+/// One end of a link without a driver: what the link tells comes to whoever holds this.
+struct Side {
+    link: Arc<link::Link>,
+    events: mpsc::Receiver<link::Event>,
+    replication: Arc<Replication>,
+}
+
+impl Side {
+    fn start(candidate: handshake::Candidate, local: &Arc<Local>) -> Self {
+        let config = ReplicationConfig {
+            origin: local.identity.id,
+            log: LogId(rand::random()),
+            lanes_per_class: LANES,
+            ring_blocks: 4_096,
+            ring_bytes: 32 * 1024 * 1024,
+            ring_age: Duration::from_secs(600),
+            hop_max: 255,
+            message_bytes_max: 1024 * 1024,
+        };
+        let replication = Replication::new(config, clock::now());
+        let id = crate::ids::PortId { peer: candidate.peer.id, generation: 1 };
+        let (told, events) = mpsc::channel(driver::EVENTS_MAX);
+        let factory: DeliverFactory = Arc::new(|| Box::new(Ignore));
+        let (link, _) = link::start(candidate, id, replication.add_port(id), local, factory, told);
+        Self { link, events, replication }
+    }
+}
+
+/// Two linked ends on the present runtime; one publishes as fast as its lanes take it while BPDUs go there and back.
+async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
+    let ours = authority();
+    let [(a, a_shows), (b, b_shows)] = [local(&ours, "m", "a"), local(&ours, "m", "b")];
+    let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
+    let dialling = async {
+        let connection = from.connect(to.local_addr().unwrap(), identity::DIAL_NAME).unwrap().await.unwrap();
+        Side::start(handshake::dial(&a, connection).await.unwrap(), &a)
+    };
+    let accepting = async {
+        let connection = to.accept().await.unwrap().accept().unwrap().await.unwrap();
+        Side::start(handshake::accept(&b, connection).await.unwrap(), &b)
+    };
+    let (Side { link: a, events: mut a_events, replication: publisher }, Side { link: b, events: mut b_events, .. }) =
+        tokio::join!(dialling, accepting);
+    let claim = RootClaim { priority: 1, capacity: 1, id: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
+    let tree = crate::ids::TreeId { epoch: 1, root: claim };
+    let number = crate::ids::OpenNumber { count: 1, child: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
+    let open = crate::ids::OpenMark { tree, number };
+    b.port.open(&open, clock::now());
+    a.port.answer(&open, clock::now());
+
+    // The publisher floods its rings; QoS 0 never waits.
+    let running = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let flooding = {
+        let (running, publisher) = (Arc::clone(&running), Arc::clone(&publisher));
+        task::thread("flood", move || {
+            let (mut batch, payload) = (LocalBatch::new(), [7; 200]);
+            while running.load(std::sync::atomic::Ordering::Relaxed) {
+                for n in 0..256_u32 {
+                    let topic = format!("t/{}", n % 8);
+                    let message = MeshMessage {
+                        topic: &topic,
+                        payload: &payload,
+                        qos: QoS::AtMostOnce,
+                        retain: false,
+                        expiry_seconds: None,
+                        properties: &[],
+                    };
+                    batch.push(&publisher, &message);
+                }
+                publisher.publish(&mut batch, clock::now());
+                std::thread::yield_now();
+            }
+        })
+        .unwrap()
+    };
+    let echo = {
+        let b = Arc::clone(&b);
+        task::spawn("echo", async move {
+            while let Some(event) = b_events.recv().await {
+                if let link::Event::Bpdu { bpdu, .. } = event {
+                    b.send(&crate::frame::control::ControlFrame::Bpdu(bpdu));
+                }
+            }
+        })
+    };
+    // Saturated: more has come than the credit ever lets wait.
+    until("saturation", || (b.connection.stats().udp_rx.bytes > crate::limits::CREDIT_BYTES_MAX as u64).then_some(())).await;
+    let mut trips = Vec::new();
+    for number in 1..=count as u64 {
+        let bpdu = crate::stp::Bpdu { number, tree, distance: Some(0), hops: 0, epoch_held: None, request_epoch: false };
+        let sent = clock::now();
+        a.send(&crate::frame::control::ControlFrame::Bpdu(bpdu));
+        loop {
+            match a_events.recv().await.unwrap() {
+                link::Event::Bpdu { .. } => break,
+                link::Event::Down { error, .. } => panic!("the link went down: {error}"),
+                _ => {}
+            }
+        }
+        trips.push(clock::now() - sent);
+    }
+    let received = b.connection.stats().udp_rx.bytes;
+    running.store(false, std::sync::atomic::Ordering::Relaxed);
+    flooding.join().unwrap();
+    echo.abort();
+    trips.sort();
+    (trips, received)
+}
+
+struct Ignore;
+
+impl Deliver for Ignore {
+    fn deliver(&mut self, _: &MeshMessage<'_>) {}
+    fn flush(&mut self) {}
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "a measurement, shown where it is asked for")]
+fn control_does_not_wait_for_saturated_lanes() {
+    let runtimes = [
+        ("current-thread", tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()),
+        ("multi-thread", tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()),
+    ];
+    for (name, runtime) in runtimes {
+        let began = clock::now();
+        let (trips, bytes) = runtime.block_on(control_round_trips(100));
+        let seconds = (clock::now() - began).as_secs_f64();
+        let (median, worst) = (trips[trips.len() / 2], trips[trips.len() - 1]);
+        println!(
+            "{name}: control round trip p50 {median:?}, worst of 100 {worst:?}; {:.0} MB in {seconds:.1} s",
+            bytes as f64 / 1e6
+        );
+        assert!(median < Duration::from_millis(250), "{name}: {trips:?}");
+    }
 }

@@ -2,11 +2,12 @@
 //!
 //! Only its broker writes a record. Of two with the same broker the one with the higher (incarnation, sequence) holds, so that the order
 //! in which they arrive does not matter. A record that is not renewed expires. On the wire it is JSON: fields that a newer version adds
-//! are skipped by an older one.
+//! are skipped by an older one, and passed on as they came.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{BrokerId, Incarnation};
@@ -175,6 +176,7 @@ pub struct Records {
 #[derive(Debug)]
 struct Held {
     record: BrokerRecord,
+    wire: Bytes,
     renewed: Instant,
 }
 
@@ -185,8 +187,8 @@ impl Records {
         Self { own, expire_after, records: BTreeMap::new() }
     }
 
-    /// Takes a record in, if it is news.
-    pub fn merge(&mut self, record: BrokerRecord, now: Instant) -> Merge {
+    /// Takes a record in, if it is news; `wire` is the form in which it came.
+    pub fn merge(&mut self, record: BrokerRecord, wire: Bytes, now: Instant) -> Merge {
         if record.id == self.own {
             return Merge::OfOurselves;
         }
@@ -194,12 +196,12 @@ impl Records {
         match self.records.get_mut(&record.id) {
             Some(held) if held.record.version_key() >= record.version_key() => Merge::Known,
             Some(held) => {
-                *held = Held { record, renewed: now };
+                *held = Held { record, wire, renewed: now };
                 Merge::New
             }
             None if full => Merge::Full,
             None => {
-                self.records.insert(record.id, Held { record, renewed: now });
+                self.records.insert(record.id, Held { record, wire, renewed: now });
                 Merge::New
             }
         }
@@ -216,6 +218,11 @@ impl Records {
     #[must_use]
     pub fn incarnation(&self, of: BrokerId) -> Option<Incarnation> {
         self.records.get(&of).map(|held| held.record.incarnation)
+    }
+
+    /// All records as they came, to be passed on.
+    pub fn wires(&self) -> impl Iterator<Item = &Bytes> {
+        self.records.values().map(|held| &held.wire)
     }
 
     /// All records, by broker id.
@@ -245,6 +252,11 @@ pub(super) mod tests {
         }
     }
 
+    fn merge(records: &mut Records, record: BrokerRecord, now: Instant) -> Merge {
+        let wire = record.encode().unwrap().into();
+        records.merge(record, wire, now)
+    }
+
     #[expect(clippy::disallowed_methods, reason = "any moment will do: the tests count from it")]
     fn now() -> Instant {
         Instant::now()
@@ -259,10 +271,11 @@ pub(super) mod tests {
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
             for which in order {
-                records.merge(writes[which].clone(), now);
+                merge(&mut records, writes[which].clone(), now);
             }
             assert_eq!(records.iter().collect::<Vec<_>>(), [&newer_life]);
-            assert_eq!(records.merge(newer_life.clone(), now), Merge::Known);
+            assert_eq!(records.wires().collect::<Vec<_>>(), [&newer_life.encode().unwrap()]);
+            assert_eq!(merge(&mut records, newer_life.clone(), now), Merge::Known);
             assert_eq!(records.incarnation(BrokerId(2)), Some(Incarnation(2)));
         }
     }
@@ -270,7 +283,7 @@ pub(super) mod tests {
     #[test]
     fn a_record_of_ourselves_is_told_and_not_kept() {
         let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
-        assert_eq!(records.merge(record(1, 1), now()), Merge::OfOurselves);
+        assert_eq!(merge(&mut records, record(1, 1), now()), Merge::OfOurselves);
         assert_eq!(records.iter().count(), 0);
     }
 
@@ -278,9 +291,9 @@ pub(super) mod tests {
     fn what_is_not_renewed_expires() {
         let start = now();
         let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
-        records.merge(record(2, 1), start);
-        records.merge(record(3, 1), start);
-        records.merge(record(3, 2), start + Duration::from_secs(59));
+        merge(&mut records, record(2, 1), start);
+        merge(&mut records, record(3, 1), start);
+        merge(&mut records, record(3, 2), start + Duration::from_secs(59));
         assert!(!records.expire(start + Duration::from_secs(59)));
         assert!(records.expire(start + Duration::from_secs(60)));
         assert_eq!(records.iter().map(|r| r.id.0).collect::<Vec<_>>(), [3]);
