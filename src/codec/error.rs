@@ -10,7 +10,7 @@ pub enum DecodeError {
     /// The first packet of a connection begins with this byte, which is not CONNECT's [MQTT-3.1.0-1].
     #[error("the first packet is no CONNECT: it begins with {0:#04x}")]
     NotConnect(u8),
-    /// A packet type that the version does not have [MQTT-2.1.2-1]: 0, or AUTH before version 5.
+    /// A packet type that the version does not have (section 2.1.2): 0, or AUTH before version 5.
     #[error("packet type {0} does not exist in this version")]
     PacketType(u8),
     /// Flags in the fixed header that the packet must not have [MQTT-2.1.3-1].

@@ -27,6 +27,9 @@ mod reason;
 mod subscribe;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 use std::{fmt, num::NonZeroU16};
 
 pub use ack::Ack;

@@ -78,6 +78,7 @@ reason_codes! {
     ServerBusy = 0x89, "server busy", [ConnAck, Disconnect];
     Banned = 0x8a, "banned", [ConnAck];
     ServerShuttingDown = 0x8b, "server shutting down", [Disconnect];
+    /// Table 2-6 has it in DISCONNECT, table 3-10 has not; what one of them allows is no reason to end a connection.
     BadAuthenticationMethod = 0x8c, "bad authentication method", [ConnAck, Disconnect];
     KeepAliveTimeout = 0x8d, "keep alive timeout", [Disconnect];
     SessionTakenOver = 0x8e, "session taken over", [Disconnect];
