@@ -23,7 +23,7 @@ impl<'a> Ack<'a> {
         Self { packet_id, reason: ReasonCode::Success, properties: AckProperties::default() }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn read(packet: PacketType, version: ProtocolVersion, body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
         let mut ack = Self::success(reader.packet_id()?);

@@ -277,29 +277,29 @@ fn body(input: &[u8], packet_bytes_max: u32) -> Result<Option<(&[u8], usize)>, D
 ///
 /// # Errors
 /// When the front of `input` is not, and cannot become, a packet of this version.
-#[inline]
 pub fn decode(input: &[u8], version: ProtocolVersion, packet_bytes_max: u32) -> Result<Option<(Packet<'_>, usize)>, DecodeError> {
     let Some(first) = input.first() else { return Ok(None) };
     let packet_type = PacketType::from_first_byte(*first, version)?;
     let Some((body, bytes)) = body(input, packet_bytes_max)? else { return Ok(None) };
-    let packet = match packet_type {
-        PacketType::Publish => Packet::Publish(Publish::read(version, first & 0x0f, body)?),
-        PacketType::PubAck => Packet::PubAck(Ack::read(packet_type, version, body)?),
-        PacketType::PubRec => Packet::PubRec(Ack::read(packet_type, version, body)?),
-        PacketType::PubRel => Packet::PubRel(Ack::read(packet_type, version, body)?),
-        PacketType::PubComp => Packet::PubComp(Ack::read(packet_type, version, body)?),
-        PacketType::Connect => Packet::Connect(Box::new(Connect::read(body)?)),
-        PacketType::ConnAck => Packet::ConnAck(Box::new(ConnAck::read(version, body)?)),
-        PacketType::Subscribe => Packet::Subscribe(Subscribe::read(version, body)?),
-        PacketType::SubAck => Packet::SubAck(SubAck::read(version, body)?),
-        PacketType::Unsubscribe => Packet::Unsubscribe(Unsubscribe::read(version, body)?),
-        PacketType::UnsubAck => Packet::UnsubAck(UnsubAck::read(version, body)?),
-        PacketType::PingReq => Reader::new(body).finish().map(|()| Packet::PingReq)?,
-        PacketType::PingResp => Reader::new(body).finish().map(|()| Packet::PingResp)?,
-        PacketType::Disconnect => Packet::Disconnect(Disconnect::read(version, body)?),
-        PacketType::Auth => Packet::Auth(Auth::read(body)?),
-    };
-    Ok(Some((packet, bytes)))
+    // A packet is large, and moving it costs as much as decoding it: each is built where it is returned.
+    let whole = |packet| Ok(Some((packet, bytes)));
+    match packet_type {
+        PacketType::Publish => whole(Packet::Publish(Publish::read(version, first & 0x0f, body)?)),
+        PacketType::PubAck => whole(Packet::PubAck(Ack::read(packet_type, version, body)?)),
+        PacketType::PubRec => whole(Packet::PubRec(Ack::read(packet_type, version, body)?)),
+        PacketType::PubRel => whole(Packet::PubRel(Ack::read(packet_type, version, body)?)),
+        PacketType::PubComp => whole(Packet::PubComp(Ack::read(packet_type, version, body)?)),
+        PacketType::Connect => whole(Packet::Connect(Box::new(Connect::read(body)?))),
+        PacketType::ConnAck => whole(Packet::ConnAck(Box::new(ConnAck::read(version, body)?))),
+        PacketType::Subscribe => whole(Packet::Subscribe(Subscribe::read(version, body)?)),
+        PacketType::SubAck => whole(Packet::SubAck(SubAck::read(version, body)?)),
+        PacketType::Unsubscribe => whole(Packet::Unsubscribe(Unsubscribe::read(version, body)?)),
+        PacketType::UnsubAck => whole(Packet::UnsubAck(UnsubAck::read(version, body)?)),
+        PacketType::PingReq => Reader::new(body).finish().and_then(|()| whole(Packet::PingReq)),
+        PacketType::PingResp => Reader::new(body).finish().and_then(|()| whole(Packet::PingResp)),
+        PacketType::Disconnect => whole(Packet::Disconnect(Disconnect::read(version, body)?)),
+        PacketType::Auth => whole(Packet::Auth(Auth::read(body)?)),
+    }
 }
 
 /// The CONNECT that a connection must begin with [MQTT-3.1.0-1], and its length in bytes; it says itself which version it is. `None`: more

@@ -440,7 +440,7 @@ macro_rules! property_structs {
 
         impl<'a> $name<'a> {
             /// Takes a whole property section, without its length.
-            #[inline]
+            #[inline(never)]
             pub(super) fn read(section: &'a [u8]) -> Result<Self, DecodeError> {
                 let mut found = Self::default();
                 let mut reader = Reader::new(section);

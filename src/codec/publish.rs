@@ -32,7 +32,8 @@ pub struct Publish<'a> {
 }
 
 impl<'a> Publish<'a> {
-    #[inline]
+    /// Inlined and built in one place, so that the packet is written once, to where the caller wants it, and not copied on the way.
+    #[inline(always)]
     pub(super) fn read(version: ProtocolVersion, flags: u8, body: &'a [u8]) -> Result<Self, DecodeError> {
         let qos = QoS::try_from(flags >> QOS_SHIFT & 0b11)?;
         let dup = flags & DUP != 0;
@@ -42,14 +43,16 @@ impl<'a> Publish<'a> {
         let mut reader = Reader::new(body);
         let topic = reader.topic_name()?;
         let packet_id = if qos == QoS::AtMostOnce { None } else { Some(reader.packet_id()?) };
-        let properties = match version {
-            ProtocolVersion::V5 => PublishProperties::read(reader.section()?)?,
-            ProtocolVersion::V3_1 | ProtocolVersion::V3_1_1 => PublishProperties::default(),
-        };
-        if topic.is_empty() && properties.topic_alias.is_none() {
+        let section = if version == ProtocolVersion::V5 { reader.section()? } else { &[] };
+        let properties = PublishProperties::default();
+        let mut publish = Self { dup, qos, retain: flags & RETAIN != 0, topic, packet_id, properties, payload: reader.rest() };
+        if !section.is_empty() {
+            publish.properties = PublishProperties::read(section)?;
+        }
+        if topic.is_empty() && publish.properties.topic_alias.is_none() {
             return Err(DecodeError::TopicEmpty);
         }
-        Ok(Self { dup, qos, retain: flags & RETAIN != 0, topic, packet_id, properties, payload: reader.rest() })
+        Ok(publish)
     }
 
     pub(super) fn put(&self, version: ProtocolVersion, out: &mut Vec<u8>) -> Result<(), EncodeError> {
