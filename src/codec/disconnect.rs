@@ -3,7 +3,6 @@
 use super::{
     AuthProperties, DecodeError, DisconnectProperties, EncodeError, PacketType, ProtocolVersion, ReasonCode,
     ack::{put_reason, read_reason},
-    properties::check_authentication,
     wire::Reader,
 };
 
@@ -61,12 +60,14 @@ impl<'a> Auth<'a> {
     pub(super) fn read(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
         if reader.is_empty() {
-            // Section 3.15.2.1: both left out, or none.
+            // Section 3.15.2.1: reason and properties are left out together, and with them the method that 3.15.2.2.2 wants.
             return Ok(Self { reason: ReasonCode::Success, properties: AuthProperties::default() });
         }
         let reason = read_reason(PacketType::Auth, &mut reader)?;
         let properties = AuthProperties::read(reader.section()?)?;
-        check_authentication(properties.authentication_method, properties.authentication_data)?;
+        if properties.authentication_method.is_none() {
+            return Err(DecodeError::AuthenticationMethodMissing);
+        }
         reader.finish()?;
         Ok(Self { reason, properties })
     }

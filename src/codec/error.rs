@@ -119,8 +119,8 @@ pub enum DecodeError {
     /// More user properties than are accepted.
     #[error("more than {0} user properties")]
     TooManyUserProperties(usize),
-    /// Authentication data without a method (section 3.1.2.11.10).
-    #[error("authentication data without an authentication method")]
+    /// Authentication data without a method (section 3.1.2.11.10), or AUTH without one (section 3.15.2.2.2).
+    #[error("authentication without an authentication method")]
     AuthenticationMethodMissing,
     /// A reason code that does not exist or that this packet must not carry [MQTT-3.4.2-1] and its like.
     #[error("{packet} with reason code {code:#04x}")]

@@ -11,8 +11,9 @@
 //! - Decoding is strict. "More bytes are needed" is `Ok(None)` and decided from the fixed header alone; from then on a packet is whole, and
 //!   whatever does not fit it is an error, never a wait.
 //! - No byte that comes makes this panic or reserve memory that the bytes which have come do not account for.
-//! - What encodes, decodes to the same packet, apart from what the version has no room for. Encoding never truncates; after an error nothing
-//!   was appended. It trusts text: that a topic has no wildcard and a string no U+0000 was checked where they came from.
+//! - What encodes, decodes to the same packet, apart from what the version has no room for. Encoding never truncates, and appends nothing
+//!   where it fails: lengths, identifiers, reason codes and empty lists are checked. Text is trusted: that a topic is one, that a string
+//!   has no U+0000, that the fields agree with each other was seen to where they come from.
 //!
 //! Specification: MQTT Version 5.0 (OASIS, 2019), section and statement numbers without a version are its; MQTT Version 3.1.1 (OASIS,
 //! 2014); MQTT V3.1 (IBM and Eurotech, 2010), whose "not used" bits are not held against a sender.

@@ -656,7 +656,7 @@ pub(super) fn put_subscription_id(out: &mut Vec<u8>, value: u32) -> Result<(), E
     SubscriptionId::try_from(value)?.write(id, out)
 }
 
-/// Authentication data makes sense only with a method (section 3.1.2.11.10, 3.2.2.3.18, 3.15.2.2.3).
+/// Authentication data makes sense only with a method (sections 3.1.2.11.10 and 3.2.2.3.18).
 pub(super) fn check_authentication(method: Option<&str>, data: Option<&[u8]>) -> Result<(), DecodeError> {
     if data.is_some() && method.is_none() { Err(DecodeError::AuthenticationMethodMissing) } else { Ok(()) }
 }

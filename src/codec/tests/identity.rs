@@ -308,12 +308,19 @@ fn farewell(version: ProtocolVersion) -> impl Strategy<Value = Packet<'static>> 
 }
 
 fn auth() -> impl Strategy<Value = Packet<'static>> {
-    (reason(PacketType::Auth), authentication(), option::of(text()), user_properties()).prop_map(
-        |(reason, (authentication_method, authentication_data), reason_string, user_properties)| {
-            let properties = AuthProperties { authentication_method, authentication_data, reason_string, user_properties };
-            Packet::Auth(Auth { reason, properties })
+    let properties = (text(), option::of(data()), option::of(text()), user_properties()).prop_map(
+        |(method, authentication_data, reason_string, user_properties)| AuthProperties {
+            authentication_method: Some(method),
+            authentication_data,
+            reason_string,
+            user_properties,
         },
-    )
+    );
+    prop_oneof![
+        1 => Just(Auth { reason: ReasonCode::Success, properties: AuthProperties::default() }),
+        9 => (reason(PacketType::Auth), properties).prop_map(|(reason, properties)| Auth { reason, properties }),
+    ]
+    .prop_map(Packet::Auth)
 }
 
 /// Any packet that `version` can say in full.

@@ -329,6 +329,7 @@ const DISCONNECT: &[Row] = &[
     ("3.15", V5, "f0 ( 18 ( 15 s'm' 16 s'd' ) )", None),
     ("3.15.2.1 reason without property length", V5, "f0 ( 18 )", truncated(1, 0)),
     ("[MQTT-3.15.2-1] code of DISCONNECT", V5, "f0 ( 80 () )", reason(T::Auth, 0x80)),
+    ("3.15.2.2.2 no method", V5, "f0 ( 18 () )", Some(E::AuthenticationMethodMissing)),
     ("3.15.2.2.3 data without method", V5, "f0 ( 18 ( 16 s'd' ) )", Some(E::AuthenticationMethodMissing)),
     ("3.15.2.2.2 twice", V5, "f0 ( 18 ( 15 s'm' 15 s'm' ) )", twice(P::AuthenticationMethod)),
     ("2.2.2.2 of another packet", V5, "f0 ( 18 ( 11 00000000 ) )", misplaced(P::SessionExpiryInterval)),
