@@ -33,12 +33,20 @@ impl Broker {
         config.admin.bind = Some(any_port);
         change(&mut config);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let server = runtime.block_on(Server::start(&config)).unwrap();
+        let context = runtime.enter();
+        let server = Server::start(&config, None).unwrap();
+        drop(context);
         Self { address: server.addresses().mqtt[0], running: Some((runtime, server)), _data_dir: data_dir }
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Stops in order, as at SIGTERM.
+    pub fn stop(mut self) {
+        let (runtime, server) = self.running.take().unwrap();
+        runtime.block_on(server.shutdown());
     }
 }
 

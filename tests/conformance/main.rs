@@ -18,6 +18,7 @@ mod connect;
 mod flow;
 mod keep_alive;
 mod malformed;
+mod operation;
 mod publish;
 mod retained;
 mod session;
