@@ -10,6 +10,7 @@ mod log;
 mod output;
 mod serve;
 mod settings;
+mod signals;
 mod topology;
 
 use std::process::ExitCode;

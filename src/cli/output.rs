@@ -23,7 +23,7 @@ pub(super) fn complain(error: &anyhow::Error) {
 fn explain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match () {
         () if said.is_empty() => cause,
-        () if said.ends_with(&cause) => said,
+        () if said.contains(&cause) => said,
         () => format!("{said}: {cause}"),
     })
 }
@@ -35,11 +35,11 @@ mod tests {
     #[test]
     fn no_cause_is_named_twice() {
         #[derive(Debug, thiserror::Error)]
-        #[error("file: {source}")]
+        #[error("file: {source}; restore it")]
         struct Names {
             source: io::Error,
         }
         let error = anyhow::Error::new(Names { source: io::Error::other("gone") }).context("cannot go on");
-        assert_eq!(explain(&error), "cannot go on: file: gone");
+        assert_eq!(explain(&error), "cannot go on: file: gone; restore it");
     }
 }

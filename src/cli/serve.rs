@@ -6,9 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{log, settings::Settings};
+use super::{log, settings::Settings, signals::Signals};
 use crate::config::Config;
 use crate::server::{Addresses, Server};
 
@@ -76,33 +75,5 @@ fn write_ready_file(path: &Path, addresses: &Addresses) -> anyhow::Result<()> {
 fn notify(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "cannot tell the service manager");
-    }
-}
-
-/// What other programs and people want of us. Also right as process 1 of a container, where nothing is done unless it is caught.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits until somebody wants us to stop, and says by what.
-    async fn stop(&mut self) -> &'static str {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hang_up.recv() => tracing::info!("SIGHUP: the configuration is read at the start only; restart to change it"),
-            }
-        }
     }
 }

@@ -8,5 +8,18 @@
     clippy::print_stdout,
     clippy::disallowed_methods,
     unreachable_pub,
+    unreachable_pub,
     reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
 )]
+
+mod broker;
+#[path = "../conformance/client.rs"]
+#[expect(dead_code, reason = "shared with the conformance tests, which use all of it")]
+mod client;
+mod commands;
+mod demo;
+mod mesh;
+mod serve;
+#[path = "../conformance/wire.rs"]
+#[expect(dead_code, reason = "see above")]
+mod wire;

@@ -13,7 +13,7 @@ use anyhow::Context;
 use clap::Args;
 use tokio::sync::mpsc;
 
-use super::log;
+use super::{log, signals::Signals};
 use crate::clock;
 use crate::codec::PacketId;
 use crate::config::Log;
@@ -74,13 +74,15 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {
         let began = clock::now();
+        // Before the start: a signal that comes during it is not lost, and leaves nothing behind.
+        let mut signals = Signals::new().context("cannot catch signals")?;
         let mut stage = Stage::open(arguments)?;
         let result = tokio::select! {
             result = stage.play(began) => result,
-            interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot catch Ctrl-C").map(|()| Ending::Interrupted),
+            _ = signals.stop() => Ok(Ending::Interrupted),
         };
         let code = match &result {
-            Ok(Ending::Played) => stage.serve(arguments, began).await.map(|()| ExitCode::SUCCESS),
+            Ok(Ending::Played) => stage.serve(arguments, began, &mut signals).await.map(|()| ExitCode::SUCCESS),
             Ok(Ending::Interrupted) => Ok(ExitCode::from(130)),
             Err(_) => Ok(ExitCode::FAILURE),
         };
@@ -192,7 +194,7 @@ impl Stage {
     }
 
     /// Until Ctrl-C or the end of the time that was given, whichever comes first.
-    async fn serve(&self, arguments: &Arguments, began: Instant) -> anyhow::Result<()> {
+    async fn serve(&self, arguments: &Arguments, began: Instant, signals: &mut Signals) -> anyhow::Result<()> {
         let seconds = arguments.seconds.or_else(|| (!stdout().is_terminal()).then_some(SECONDS_DEFAULT));
         let rest = seconds.map(|seconds| Duration::from_secs(seconds).saturating_sub(clock::now() - began));
         self.report.serving(self.fleet.configs(), rest)?;
@@ -203,8 +205,9 @@ impl Stage {
             }
         };
         tokio::select! {
-            () = time_is_up => Ok(()),
-            interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot catch Ctrl-C"),
+            () = time_is_up => {}
+            _ = signals.stop() => {}
         }
+        Ok(())
     }
 }

@@ -87,8 +87,12 @@ impl Report {
     pub(super) fn serving<'a>(self, mut brokers: impl Iterator<Item = &'a Config>, rest: Option<Duration>) -> anyhow::Result<()> {
         let mut port = || brokers.next().and_then(|config| config.listeners.first()).map_or(0, |listener| listener.bind.port());
         let (first, second) = (port(), port());
-        let until = rest.map_or_else(|| "until Ctrl-C".to_owned(), |rest| format!("for {:.1} s", rest.as_secs_f64()));
         let text = || {
+            let until = match rest {
+                Some(Duration::ZERO) => return "\nAll good.".to_owned(),
+                Some(rest) => format!("for {:.1} s", rest.as_secs_f64()),
+                None => "until Ctrl-C".to_owned(),
+            };
             format!(
                 "\nAll good; serving {until}. Try:\n  mosquitto_sub -p {first} -t 'test/#' -v &\n  mosquitto_pub -p {second} -t test/hello -m world"
             )

@@ -1,0 +1,146 @@
+//! Brokers as processes of their own, joined: what clients see, who is kept out, what a killed root costs.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+
+use crate::broker::{Broker, Site, assert_serves, run, wait_for};
+use crate::client::Client;
+
+/// Starts brokers that each dial all before them.
+fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
+    let mut brokers: Vec<Broker> = Vec::new();
+    for name in names {
+        site.certify("m", name, &[]);
+        let peers: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+        brokers.push(site.start(name, &site.configuration(name, &peers)));
+    }
+    brokers
+}
+
+/// Waits until all tell the same of one tree that joins them all; what they tell.
+fn settle(brokers: &[&Broker]) -> Value {
+    wait_for("one tree, and all agree", || {
+        let told: Vec<Value> = brokers.iter().map(|broker| broker.topology()).collect();
+        let forwarding = told[0]["links"].as_array().unwrap().iter().filter(|link| link["state"] == "forwarding").count();
+        let is_whole = told[0]["brokers"].as_array().unwrap().len() == brokers.len() && forwarding + 1 == brokers.len();
+        (is_whole && told.iter().all(|one| *one == told[0])).then(|| told[0].clone())
+    })
+}
+
+/// A message from each broker to each, at this QoS: each once, those of one sender in order.
+fn assert_all_hear_all(brokers: &[&Broker], qos: u8) {
+    const EACH: usize = 5;
+    let mut listeners: Vec<Client> = brokers.iter().map(|broker| Client::subscribed(broker, 5, "from/#", qos)).collect();
+    for broker in brokers {
+        let mut speaker = Client::new(broker, 4);
+        for number in 0..EACH {
+            let (topic, payload) = (format!("from/{}", broker.name), format!("{} {number}", broker.name));
+            let publish = crate::client::Publish { topic: &topic, payload: &payload, qos, ..Default::default() };
+            assert_eq!(speaker.publish(publish), 0);
+        }
+    }
+    for (listener, broker) in listeners.iter_mut().zip(brokers) {
+        let heard = listener.take_messages(EACH * brokers.len());
+        for from in brokers {
+            let of_one: Vec<_> = heard.iter().filter(|payload| payload.starts_with(&format!("{} ", from.name))).cloned().collect();
+            let expected: Vec<_> = (0..EACH).map(|number| format!("{} {number}", from.name)).collect();
+            assert_eq!(of_one, expected, "from {} at {}", from.name, broker.name);
+        }
+    }
+    // Whatever comes twice has come by now: it would have to be ahead of what is published last.
+    for broker in brokers {
+        Client::new(broker, 5).say("from/last", "last");
+    }
+    for listener in &mut listeners {
+        assert_eq!(listener.take_messages(brokers.len()), vec!["last"; brokers.len()]);
+    }
+}
+
+#[test]
+fn a_full_mesh_delivers_once_and_survives_its_root() {
+    let site = Site::new();
+    let mut brokers = start_all(&site, &["a", "b", "c"]);
+    let everybody: Vec<&Broker> = brokers.iter().collect();
+    let topology = settle(&everybody);
+    for qos in 0..=2 {
+        assert_all_hear_all(&everybody, qos);
+    }
+    assert_eq!(topology["mesh"], "m");
+    assert_eq!(topology["links"].as_array().unwrap().len(), 3, "one is in reserve: {topology}");
+
+    let root = brokers.iter().position(|broker| topology["root"] == broker.name.as_str()).unwrap();
+    let killed = brokers.remove(root);
+    let (name, address) = (killed.name.clone(), killed.address_of("mesh"));
+    killed.kill();
+    let left: Vec<&Broker> = brokers.iter().collect();
+    assert_ne!(settle(&left)["root"], topology["root"]);
+    assert_all_hear_all(&left, 1);
+
+    let peers: Vec<_> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+    let again = site.configuration(&name, &peers).replace("listen = \"127.0.0.1:0\"", &format!("listen = \"{address}\""));
+    let back = site.start(&name, &again);
+    let everybody: Vec<&Broker> = brokers.iter().chain([&back]).collect();
+    assert_eq!(settle(&everybody)["root"], topology["root"]);
+    assert_all_hear_all(&everybody, 2);
+    for broker in everybody {
+        assert!(!broker.log().contains("ERROR") && !broker.log().contains("panicked"), "{}", broker.log());
+    }
+}
+
+#[test]
+fn every_form_of_the_topology_tells_of_every_broker() {
+    let site = Site::new();
+    let brokers = start_all(&site, &["left", "right"]);
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let admin = format!("http://{}", brokers[1].address_of("admin"));
+    for (format, begins) in [("text", "mesh m, root "), ("json", "{"), ("dot", "graph \"m\" {"), ("svg", "<svg ")] {
+        let said = run(&["topology", "--admin", &admin, "--format", format]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert!(said.out.starts_with(begins) && said.out.contains("left") && said.out.contains("right"), "{format}: {said:?}");
+    }
+}
+
+#[test]
+fn retained_messages_reach_late_brokers_clients_where_they_were_connected() {
+    let site = Site::new();
+    let brokers = start_all(&site, &["a", "b"]);
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let mut probe = Client::subscribed(&brokers[1], 5, "kept", 1);
+    Client::new(&brokers[0], 5).retain("kept", "x");
+    probe.expect_message("x");
+    // The other broker keeps it for those who come later.
+    let mut late = Client::subscribed(&brokers[1], 4, "kept", 1);
+    assert!(late.expect_message("x").retain());
+}
+
+#[test]
+fn strangers_stay_out_and_the_log_says_why() {
+    let site = Site::new();
+    let foreign = Site::new();
+    let brokers = start_all(&site, &["a", "b"]);
+    let everybody: Vec<&Broker> = brokers.iter().collect();
+    settle(&everybody);
+    let peers = [brokers[0].address_of("mesh")];
+
+    // Another authority, another mesh under the same authority, and a certificate whose days are over.
+    foreign.certify("m", "stranger", &[]);
+    site.certify("n", "other-mesh", &[]);
+    site.certify("m", "expired", &["--days", "0"]);
+    let outsiders = [
+        (foreign.start("stranger", &foreign.configuration("stranger", &peers)), &["refused", "authority"][..]),
+        (
+            site.start("other-mesh", &site.configuration("other-mesh", &peers).replace("name = \"m\"", "name = \"n\"")),
+            &["refused", "mesh"],
+        ),
+        (site.start("expired", &site.configuration("expired", &peers)), &["refused", "expired"]),
+    ];
+    for (outsider, words) in &outsiders {
+        brokers[0].wait_for_log(&[&[outsider.address_of("mesh").to_string().as_str()], *words].concat());
+        assert_eq!(outsider.topology()["brokers"].as_array().unwrap().len(), 1, "it is alone");
+        // Its own clients are served all the same.
+        assert_serves(outsider);
+    }
+    assert_eq!(settle(&everybody)["brokers"].as_array().unwrap().len(), 2);
+    assert_all_hear_all(&everybody, 1);
+}
