@@ -1,0 +1,320 @@
+//! What the parts cost, each by itself and without a socket: decode, encode, match, publish, ring and lane, mesh frames, tree step.
+//!
+//! `cargo bench` runs all, `cargo bench -- codec` those of one part. Throughput is in messages, so criterion's "time" of a batch
+//! divided by its elements is the cost of one. Not a proof of speed: the kernel costs more than all of this (`README.md`).
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark on inputs of its own")]
+
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use mqtt_st_quic::clock;
+use mqtt_st_quic::codec::{self, ProtocolVersion, PublishHead, QoS, RetainHandling};
+use mqtt_st_quic::frame::lane::{self, Messages};
+use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
+use mqtt_st_quic::metrics::Metrics;
+use mqtt_st_quic::replication::{Deliver, LaneReceiver, LocalBatch, MeshMessage, Port, Replication, ReplicationConfig};
+use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Ingress, RouteCache, Router, RouterLimits, Subscribe};
+use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, SessionExpiry, SubscriptionOptions};
+use mqtt_st_quic::stp::{Bpdu, Input, Stp, StpConfig};
+use mqtt_st_quic::topic::{self, SubscriptionTrie};
+
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const TOPIC: &str = "plant/7/line/3/temp";
+
+/// With [`TOPIC`], a PUBLISH of 64 bytes at QoS 0 of MQTT 3.1.1.
+const PAYLOAD: &[u8; 41] = &[b'x'; 41];
+
+/// Messages of one read of a busy connection.
+const BATCH: usize = 100;
+
+fn head(qos: QoS) -> PublishHead<'static> {
+    PublishHead {
+        dup: false,
+        qos,
+        retain: false,
+        topic: TOPIC,
+        packet_id: (qos != QoS::AtMostOnce).then_some(codec::PacketId::MIN),
+        message_expiry_seconds: None,
+        topic_alias: None,
+        subscription_ids: &[],
+        properties: &[],
+        payload_len: PAYLOAD.len(),
+    }
+}
+
+fn codec(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("codec");
+    group.throughput(Throughput::Elements(1));
+    let cases = [
+        ("3.1.1 QoS 0", ProtocolVersion::V3_1_1, QoS::AtMostOnce),
+        ("3.1.1 QoS 1", ProtocolVersion::V3_1_1, QoS::AtLeastOnce),
+        ("5 QoS 0", ProtocolVersion::V5, QoS::AtMostOnce),
+        ("5 QoS 1", ProtocolVersion::V5, QoS::AtLeastOnce),
+    ];
+    for (name, version, qos) in cases {
+        let mut packet = Vec::new();
+        codec::encode_publish_head(&mut packet, version, &head(qos)).unwrap();
+        packet.extend_from_slice(PAYLOAD);
+        group.bench_function(format!("decode PUBLISH {name}"), |bencher| {
+            bencher.iter(|| codec::decode(black_box(&packet), version, u32::MAX).unwrap());
+        });
+        let mut out = Vec::with_capacity(256);
+        group.bench_function(format!("encode PUBLISH head {name}"), |bencher| {
+            bencher.iter(|| {
+                out.clear();
+                codec::encode_publish_head(&mut out, version, black_box(&head(qos))).unwrap()
+            });
+        });
+    }
+    group.bench_function("decode PUBACK", |bencher| {
+        bencher.iter(|| codec::decode(black_box(&[0x40, 2, 0, 7]), ProtocolVersion::V3_1_1, u32::MAX).unwrap());
+    });
+    group.finish();
+}
+
+fn topics(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("topic");
+    group.bench_function("check a name", |bencher| bencher.iter(|| topic::check_name(black_box(TOPIC))));
+    group.bench_function("match one filter", |bencher| {
+        bencher.iter(|| topic::matches(black_box("plant/+/line/#"), black_box(TOPIC)));
+    });
+    // The cost of a match must not grow with filters that do not match.
+    for others in [0, 1_000, 100_000] {
+        let mut trie = SubscriptionTrie::new();
+        for other in 0..others {
+            trie.insert(&format!("plant/{}/line/{}/pressure", other % 100, other), other, ());
+        }
+        for (key, filter) in [TOPIC, "plant/+/line/3/temp", "plant/7/#", "#"].into_iter().enumerate() {
+            trie.insert(filter, others + key, ());
+        }
+        group.bench_function(format!("match 4 of {} filters", others + 4), |bencher| {
+            bencher.iter(|| {
+                let mut matches = 0;
+                trie.for_each_match(black_box(TOPIC), |_, ()| matches += 1);
+                matches
+            });
+        });
+    }
+    group.finish();
+}
+
+/// A router and `receivers` connected subscribers to [`TOPIC`].
+fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
+    let outbound = OutboundLimits { inflight_max: u16::MAX, queued_messages_max: usize::MAX, queued_bytes_max: usize::MAX };
+    let router = Router::new(RouterLimits { outbound }, Arc::new(Metrics::default()), clock::now());
+    let mut batch = Batch::default();
+    let connections = (0..receivers).map(|receiver| {
+        let request = ConnectRequest {
+            client_id: &format!("receiver-{receiver}"),
+            clean_start: true,
+            expiry: SessionExpiry::WithConnection,
+            silence_max: None,
+            will: None,
+            connected: Connected { version: ProtocolVersion::V3_1_1, window: u16::MAX, packet_bytes_max: usize::MAX },
+        };
+        let connection = router.connect(&mut batch, request, |_| Vec::new(), clock::now());
+        let options = SubscriptionOptions { qos, no_local: false, retain_as_published: false, subscription_id: None };
+        let subscribe = Subscribe { filter: TOPIC, options, retain_handling: RetainHandling::Send };
+        router.subscribe(&connection, &subscribe).unwrap();
+        connection
+    });
+    let connections = connections.collect();
+    (router, connections)
+}
+
+fn publish(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("router");
+    for receivers in [1, 100] {
+        let (router, connections) = router(receivers, QoS::AtMostOnce);
+        let (mut batch, mut routes, mut drained) = (Batch::default(), RouteCache::default(), Drained::default());
+        let message =
+            Message { topic: TOPIC, payload: PAYLOAD, qos: QoS::AtMostOnce, retain: false, expires_at: None, properties: &[] };
+        group.throughput(Throughput::Elements((BATCH * receivers) as u64));
+        group.bench_function(format!("publish {BATCH} messages to {receivers}, and drain"), |bencher| {
+            bencher.iter(|| {
+                let now = clock::now();
+                for _ in 0..BATCH {
+                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Broker, now);
+                }
+                router.finish(&mut batch, now);
+                let written = |connection: &Connection| connection.subscriber.lock().outbox.take(&mut drained);
+                assert!(connections.iter().all(written), "every receiver has something to write");
+            });
+        });
+    }
+    group.finish();
+}
+
+const PARENT: BrokerId = BrokerId(2);
+const CHILD: BrokerId = BrokerId(1);
+
+fn claim(id: BrokerId) -> RootClaim {
+    RootClaim { priority: 32_768, capacity: 1, id, incarnation: Incarnation(1) }
+}
+
+fn replication(origin: BrokerId) -> Arc<Replication> {
+    let config = ReplicationConfig {
+        origin,
+        log: LogId(origin.0),
+        lanes_per_class: 1,
+        ring_blocks: 1024,
+        ring_bytes: 64 << 20,
+        ring_age: Duration::from_secs(600),
+        hop_max: 255,
+        message_bytes_max: 1 << 20,
+    };
+    Replication::new(config, clock::now())
+}
+
+/// Counts what is delivered.
+#[derive(Default)]
+struct Count(u64);
+
+impl Deliver for Count {
+    fn deliver(&mut self, _: &MeshMessage<'_>) {
+        self.0 += 1;
+    }
+
+    fn flush(&mut self) {}
+}
+
+/// One direction of one lane between two brokers.
+struct Way {
+    from: Arc<Port>,
+    lane: usize,
+    receiver: LaneReceiver,
+    wire: Vec<Bytes>,
+    arrived: Count,
+}
+
+impl Way {
+    fn new(from: &Arc<Port>, to: &Arc<Port>, lane: usize) -> Self {
+        let receiver = LaneReceiver::new(&to.lanes()[lane]);
+        Self { from: Arc::clone(from), lane, receiver, wire: Vec::new(), arrived: Count::default() }
+    }
+
+    /// Carries what the sender has, as a lane writer and a lane reader would.
+    fn carry(&mut self) {
+        let now = clock::now();
+        let mut context = Context::from_waker(Waker::noop());
+        while self.from.lanes()[self.lane].poll(&mut context, now, 64 * 1024, &mut self.wire).is_ready() {
+            for piece in self.wire.drain(..) {
+                self.receiver.receive(&piece, now, &mut self.arrived, &mut Vec::new()).unwrap();
+            }
+        }
+    }
+}
+
+/// A child that publishes, and the way of one of its lanes to its parent.
+fn linked(lane: usize) -> (Arc<Replication>, Way) {
+    let (child, parent) = (replication(CHILD), replication(PARENT));
+    let child_port = child.add_port(PortId { peer: PARENT, generation: 1 });
+    let parent_port = parent.add_port(PortId { peer: CHILD, generation: 1 });
+    let (mut up, mut down) = (Way::new(&child_port, &parent_port, lane), Way::new(&parent_port, &child_port, lane));
+    let number = OpenNumber { count: 1, child: CHILD, incarnation: Incarnation(1) };
+    let mark = OpenMark { tree: TreeId { epoch: 1, root: claim(PARENT) }, number };
+    child_port.open(&mark, clock::now());
+    up.carry();
+    parent_port.answer(&mark, clock::now());
+    down.carry();
+    (child, up)
+}
+
+fn mesh_message(qos: QoS) -> MeshMessage<'static> {
+    MeshMessage { topic: TOPIC, payload: PAYLOAD, qos, retain: false, expiry_seconds: None, properties: &[] }
+}
+
+fn replicate(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("replication");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    for (name, qos, lane) in [("QoS 0", QoS::AtMostOnce, 0), ("QoS 1", QoS::AtLeastOnce, 1)] {
+        let message = mesh_message(qos);
+        let mut batch = LocalBatch::new();
+        let mut put = |replication: &Replication| {
+            (0..BATCH).for_each(|_| batch.push(replication, black_box(&message)));
+            replication.publish(&mut batch, clock::now());
+        };
+        let alone = replication(CHILD);
+        group.bench_function(format!("{name}: {BATCH} messages into the ring"), |bencher| bencher.iter(|| put(&alone)));
+        let (child, mut up) = linked(lane);
+        let mut expected = 0;
+        group.bench_function(format!("{name}: {BATCH} messages to the next broker"), |bencher| {
+            bencher.iter(|| {
+                put(&child);
+                up.carry();
+                expected += BATCH as u64;
+            });
+        });
+        assert_eq!(up.arrived.0, expected, "every message has arrived");
+    }
+    group.finish();
+}
+
+fn frames(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("frame");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    for (name, same_topic) in [("one topic", true), ("a topic each", false)] {
+        let message = mesh_message(QoS::AtLeastOnce);
+        let mut body = Vec::with_capacity(16 * 1024);
+        let write = |body: &mut Vec<u8>| {
+            body.clear();
+            (0..BATCH).for_each(|place| {
+                lane::put_message(body, u64::from(place > 0), black_box(&message), same_topic && place > 0);
+            });
+        };
+        group.bench_function(format!("encode {BATCH} messages, {name}"), |bencher| bencher.iter(|| write(&mut body)));
+        write(&mut body);
+        group.bench_function(format!("decode {BATCH} messages, {name}"), |bencher| {
+            bencher.iter(|| Messages::new(1, black_box(&body)).map(|message| message.unwrap().1.payload.len()).sum::<usize>());
+        });
+    }
+    group.finish();
+}
+
+fn tree(criterion: &mut Criterion) {
+    const PORTS: u64 = 8;
+    let config = StpConfig {
+        claim: claim(BrokerId(100)),
+        hop_max: 255,
+        hello: Duration::from_millis(100),
+        epoch_interval: Duration::from_secs(10),
+    };
+    let port = |number| PortId { peer: BrokerId(number), generation: number };
+    let now = clock::now();
+    let mut stp = Stp::new(config);
+    let mut out = Vec::new();
+    for number in 1..=PORTS {
+        stp.handle(Input::LinkUp { port: port(number), cost: NonZeroU32::MIN, rtt: Duration::from_millis(1) }, now, &mut out);
+    }
+    let root = TreeId { epoch: 2, root: RootClaim { priority: 0, ..claim(BrokerId(1_000)) } };
+    let mut number = 0;
+    let mut bpdu = |distance| {
+        number += 1;
+        Bpdu { number, tree: root, distance: Some(distance), hops: 1, epoch_held: None, request_epoch: false }
+    };
+    let mut group = criterion.benchmark_group("stp");
+    group.bench_function(format!("a BPDU that changes nothing, {PORTS} links"), |bencher| {
+        bencher.iter_batched(
+            || bpdu(10),
+            |bpdu| {
+                out.clear();
+                stp.handle(black_box(Input::Bpdu { port: port(1), bpdu }), now, &mut out);
+            },
+            BatchSize::SmallInput,
+        );
+    });
+    group.finish();
+    assert_eq!(stp.tree(), root, "the broker has joined the tree it heard of");
+}
+
+criterion_group!(benches, codec, topics, publish, replicate, frames, tree);
+criterion_main!(benches);
