@@ -74,7 +74,7 @@ pub enum LaneFrame<'a> {
         /// Its log.
         log: LogId,
     },
-    /// The lane opens; see `mesh.md`'s agreement in `ARCHITECTURE.md`.
+    /// The lane opens: the agreement of a child and its parent.
     Open {
         /// The tree and the agreement.
         mark: OpenMark,
@@ -382,4 +382,170 @@ fn topic_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, FrameError> {
         return Err(FrameError::Text("topic"));
     }
     Ok(topic)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::{RootClaim, TreeId};
+
+    const BODY_BYTES_MAX: usize = 70_000;
+
+    fn mark() -> OpenMark {
+        let root = RootClaim { priority: 0x1234, capacity: 5, id: BrokerId(6), incarnation: Incarnation(7) };
+        let number = OpenNumber { count: 300, child: BrokerId(8), incarnation: Incarnation(9) };
+        OpenMark { tree: TreeId { epoch: 1, root }, number }
+    }
+
+    fn encoded(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        write(&mut out);
+        out
+    }
+
+    #[test]
+    fn frames_look_like_this() {
+        let id = |last: u8| [0, 0, 0, 0, 0, 0, 0, last];
+        let cover = Cover { origin: BrokerId(1), log: LogId(2), cover: 3 };
+        let block = Block { alias: 2, prev: 1, hops: 4, age_ms: 128, first: 5, body: b"body" };
+        let open =
+            [&[2, 0x32, 1, 1, 0x12, 0x34, 5][..], &id(6), &[7, 0xac, 0x02], &id(8), &[9, 1], &id(1), &id(2), &id(3)].concat();
+        for (written, expected) in [
+            (encoded(|out| put_origin(out, 3, BrokerId(1), LogId(2))), [&[1, 17, 3][..], &id(1), &id(2)].concat()),
+            (encoded(|out| put_open(out, &mark(), true, &[cover])), open),
+            (encoded(|out| put_close(out, &mark().number)), [&[4, 11, 0xac, 0x02][..], &id(8), &[9]].concat()),
+            (encoded(|out| put_gap(out, 1, 2, 300)), vec![6, 4, 1, 2, 0xac, 0x02]),
+            (
+                encoded(|out| {
+                    put_messages_head(out, &block);
+                    out.extend_from_slice(block.body);
+                }),
+                [&[5, 10, 2, 1, 4, 0x80, 0x01, 5][..], b"body"].concat(),
+            ),
+        ] {
+            assert_eq!(written, expected, "{written:02x?}");
+            for cut in 0..written.len() {
+                assert!(matches!(decode(&written[..cut], BODY_BYTES_MAX), Ok(None)), "{cut} bytes of {written:02x?}");
+            }
+            let (frame, length) = decode(&written, BODY_BYTES_MAX).unwrap().unwrap();
+            assert_eq!(length, written.len());
+            let again = encoded(|out| match frame {
+                LaneFrame::Origin { alias, origin, log } => put_origin(out, alias, origin, log),
+                LaneFrame::Open { mark, new, covers, .. } => put_open(out, &mark, new, &covers.iter().collect::<Vec<_>>()),
+                LaneFrame::Close { number } => put_close(out, &number),
+                LaneFrame::Gap { alias, from, to } => put_gap(out, alias, from, to),
+                LaneFrame::Messages(block) => {
+                    put_messages_head(out, &block);
+                    out.extend_from_slice(block.body);
+                }
+                LaneFrame::Covers { .. } | LaneFrame::Unknown => panic!("{written:02x?}"),
+            });
+            assert_eq!(again, written);
+        }
+    }
+
+    #[test]
+    fn malformed_frames_are_refused() {
+        let truncated = FrameError::Truncated;
+        for (bytes, expected) in [
+            (&[1, 17, 3, 0][..], Ok(())),
+            (&[99, 3, 1, 2, 3], Ok(())),
+            (&[1, 1, 3], Err(truncated("origin"))),
+            (&[1, 2, 0x80, 0x08], Err(FrameError::Value { field: "alias", value: 1_024 })),
+            (&[6, 3, 1, 2, 2], Err(FrameError::Value { field: "gap's end", value: 2 })),
+            (&[6, 4, 1, 2, 3, 4], Err(FrameError::Trailing(1))),
+            (&[5, 4, 1, 2, 3, 4], Err(truncated("first id"))),
+            (&[3, 4, 0, 0xff, 0xff, 0x03], Err(FrameError::Value { field: "count of covers", value: 65_535 })),
+            (&[3, 2, 0, 1], Err(truncated("covers"))),
+            (&[5, 0xf1, 0xa2, 0x04], Err(FrameError::TooLong { bytes: 70_001, bytes_max: BODY_BYTES_MAX })),
+        ] {
+            assert_eq!(decode(bytes, BODY_BYTES_MAX).map(drop), expected, "{bytes:02x?}");
+        }
+    }
+
+    #[test]
+    fn many_covers_come_in_pages() {
+        let covers: Vec<_> = (1..=6_000).map(|n| Cover { origin: BrokerId(n), log: LogId(n + 1), cover: n + 2 }).collect();
+        let written = encoded(|out| put_open(out, &mark(), false, &covers));
+        let (mut read, mut rest, mut pages) = (Vec::new(), &written[..], Vec::new());
+        while let Some((frame, length)) = decode(rest, BODY_BYTES_MAX).unwrap() {
+            let (LaneFrame::Open { covers, more, .. } | LaneFrame::Covers { covers, more }) = frame else { panic!("{frame:?}") };
+            read.extend(covers.iter());
+            pages.push(more);
+            rest = &rest[length..];
+        }
+        assert_eq!((read, pages, rest.len()), (covers, vec![true, true, false], 0));
+    }
+
+    #[test]
+    fn malformed_messages_are_refused() {
+        let value = |field, value| Err(FrameError::Value { field, value });
+        for (body, expected) in [
+            (&[0, 1, 1, b't', 0][..], Ok(1)),
+            (&[0, 1, 1, b't', 0, 1, 0x21, 0], Ok(2)),
+            (&[1, 1, 1, b't', 0], value("message's step", 1)),
+            (&[0, 1, 1, b't', 0, 0, 0x21, 0], value("message's step", 0)),
+            (&[0, 0x41, 1, b't', 0], value("set of message flags", 0x41)),
+            (&[0, 3, 1, b't', 0], value("set of message flags", 3)),
+            (&[0, 0x21, 0], value("set of message flags", 0x21)),
+            (&[0, 1, 0, 0], Err(FrameError::Text("topic"))),
+            (&[0, 1, 1, b'#', 0], Err(FrameError::Text("topic"))),
+            (&[0, 1, 1, b'+', 0], Err(FrameError::Text("topic"))),
+            (&[0, 1, 1, 0, 0], Err(FrameError::Text("topic"))),
+            (&[0, 1, 1, 0xff, 0], Err(FrameError::Text("topic"))),
+            (&[0, 1, 2, b't'], Err(FrameError::Truncated("topic"))),
+            (&[0, 1, 1, b't', 1], Err(FrameError::Truncated("payload"))),
+            (&[0, 9, 1, b't', 0xff, 0xff, 0xff, 0xff, 0x10, 0], value("message's expiry", 0x1_0fff_ffff)),
+        ] {
+            assert_eq!(Messages::new(5, body).try_fold(0, |count, message| message.map(|_| count + 1)), expected, "{body:02x?}");
+        }
+        let overflow = [0, 1, 1, b't', 0, 1, 0x21, 0];
+        let read: Vec<_> = Messages::new(u64::MAX, &overflow).map(|message| message.map(|(sequence, _)| sequence)).collect();
+        assert_eq!(read, [Ok(u64::MAX), Err(FrameError::Value { field: "message's step", value: 1 })]);
+    }
+
+    fn qos() -> impl Strategy<Value = QoS> {
+        prop_oneof![Just(QoS::AtMostOnce), Just(QoS::AtLeastOnce), Just(QoS::ExactlyOnce)]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_come_back(
+            first: u32,
+            messages in vec(
+                (1..1_000_u64, 0..3_usize, vec(any::<u8>(), 0..200), qos(), any::<bool>(), option::of(any::<u32>()), vec(any::<u8>(), 0..5)),
+                1..20,
+            ),
+        ) {
+            let topics = ["a", "a/b", "ümläut/\u{feff}"];
+            let (mut body, mut expected, mut sequence, mut before) = (Vec::new(), Vec::new(), u64::from(first), None);
+            for (step, topic, payload, qos, retain, expiry_seconds, properties) in &messages {
+                let delta = if before.is_none() { 0 } else { *step };
+                sequence += delta;
+                let message = MeshMessage { topic: topics[*topic], payload, qos: *qos, retain: *retain, expiry_seconds: *expiry_seconds, properties };
+                put_message(&mut body, delta, &message, before == Some(topic));
+                expected.push(Ok((sequence, message)));
+                before = Some(topic);
+            }
+            prop_assert_eq!(Messages::new(u64::from(first), &body).collect::<Vec<_>>(), expected);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..8_u8) {
+            let _ = decode(&bytes, BODY_BYTES_MAX);
+            if let Some(front) = bytes.first_mut() {
+                *front = kind;
+            }
+            if let Ok(Some((LaneFrame::Messages(block), _))) = decode(&bytes, BODY_BYTES_MAX) {
+                let _ = Messages::new(block.first, block.body).count();
+            }
+            // An iterator that has failed is at its end.
+            let errors = Messages::new(0, &bytes).filter(Result::is_err).count();
+            prop_assert!(errors <= 1);
+        }
+    }
 }

@@ -238,11 +238,14 @@ pub fn varint_len(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// One frame at the front of `input`: its type, its body, and its whole length. `None` where more bytes are needed.
+/// A frame's type, its body, and its whole length.
+pub type RawFrame<'a> = (u8, &'a [u8], usize);
+
+/// The frame at the front of `input`; `None` where more bytes are needed.
 ///
 /// # Errors
 /// [`FrameError::TooLong`] as soon as the header shows a body above `body_bytes_max`; [`FrameError::Varint`].
-pub fn split_frame(input: &[u8], body_bytes_max: usize) -> Result<Option<(u8, &[u8], usize)>, FrameError> {
+pub fn split_frame(input: &[u8], body_bytes_max: usize) -> Result<Option<RawFrame<'_>>, FrameError> {
     let Some((kind, rest)) = input.split_first() else { return Ok(None) };
     let Some((bytes, length)) = read_varint(rest, "frame length")? else { return Ok(None) };
     let too_long = FrameError::TooLong { bytes, bytes_max: body_bytes_max };
