@@ -45,9 +45,9 @@ pub const LANES_MAX: u8 = 16;
 pub const BLOCK_BYTES: usize = 16 * 1024;
 /// Messages that one ring block holds at most: the low bits of a sequence.
 pub const BLOCK_MESSAGES_MAX: usize = 256;
-/// Slots of a lane's ring.
-pub const RING_BLOCKS: usize = 16 * 1024;
-/// Encoded bytes that the rings of one QoS class may hold together; the oldest blocks go first.
+/// Slots of a lane's ring: many seconds of blocks, even where each holds a single message.
+pub const RING_BLOCKS: usize = 64 * 1024;
+/// Encoded bytes that the rings of QoS 1 and 2 may hold together; the oldest blocks go first.
 pub const RING_BYTES_DEFAULT: usize = 256 * 1024 * 1024;
 /// What one broker may say at once on a link's control stream.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 256 * 1024;
@@ -91,7 +91,8 @@ const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKE
 
 /// Origin-lanes of one lane that are remembered.
 pub const STREAMS_PER_LANE_MAX: usize = BROKERS_MAX * LOGS_PER_ORIGIN_MAX;
-/// From this many encoded bytes on, lane writers share a block's messages instead of copying them (`performance.md`: 2 KiB).
+/// From this many encoded bytes on, lane writers share a block's messages instead of copying them: a reference count that two threads
+/// touch costs about as much as copying 2 KiB.
 pub const SHARE_BLOCK_BYTES: usize = 2 * 1024;
 /// Aliases that one lane stream gives out before it gives the first one to another origin.
 pub const LANE_ALIASES_MAX: u16 = 1_024;

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
-use parking_lot::Mutex;
-
 use super::ring::Entry;
-use super::sync::{AtomicU64, Ordering};
+use super::sync::{AtomicU64, Mutex, Ordering};
 use crate::ids::{BrokerId, LogId, OriginLane};
+use bytes::Bytes;
 
 /// What a block takes up besides its messages, for the ring's bound in bytes: its own fields and two allocations.
 const BLOCK_OVERHEAD_BYTES: usize = 160;

@@ -21,8 +21,6 @@ pub struct Counters {
     pub gaps_sent: Counter,
     /// QoS 0: how often a link was so slow that the ring overtook it.
     pub laps: Counter,
-    /// Blocks that could not be stored because a whole round of the ring passed while they were being made.
-    pub blocks_overrun: Counter,
     /// Blocks not passed on because they have come as many links as is allowed.
     pub blocks_hop_limited: Counter,
     /// Blocks not passed on because they are older than the ring may be.

@@ -4,9 +4,7 @@
 
 use std::task::Waker;
 
-use parking_lot::Mutex;
-
-use super::sync::{AtomicBool, Ordering, fence};
+use super::sync::{AtomicBool, Mutex, Ordering, fence};
 
 /// Those who wait. A waiter is entered once however often it asks, so there are at most as many as connections.
 #[derive(Debug, Default)]
@@ -39,5 +37,61 @@ impl Gate {
             std::mem::take(&mut *wakers)
         };
         woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(not(loom))]
+    #[test]
+    fn those_who_wait_are_woken_once_when_the_lag_is_over() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let (gate, count) = (Gate::default(), Arc::new(Count(AtomicUsize::new(0))));
+        let woken = || count.0.load(Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&count));
+        gate.wait(&waker);
+        gate.wait(&waker);
+        gate.progress(|| true);
+        assert_eq!(woken(), 0);
+        gate.progress(|| false);
+        assert_eq!(woken(), 1, "entered once");
+        gate.progress(|| panic!("nobody waits, nobody is asked"));
+        assert_eq!(woken(), 1);
+    }
+
+    /// A publisher that waits while a cursor goes on: a wake-up that gets lost is a deadlock of the model.
+    #[cfg(loom)]
+    #[test]
+    fn loom_no_wake_up_is_lost() {
+        use std::sync::Arc;
+        use std::task::Poll;
+
+        use super::super::sync::AtomicU64;
+
+        loom::model(|| {
+            let shared = Arc::new((Gate::default(), AtomicU64::new(1)));
+            let cursor = Arc::clone(&shared);
+            let cursor = loom::thread::spawn(move || {
+                let (gate, lag) = &*cursor;
+                lag.store(0, Ordering::Release);
+                gate.progress(|| lag.load(Ordering::Acquire) > 0);
+            });
+            let (gate, lag) = &*shared;
+            loom::future::block_on(std::future::poll_fn(|context| {
+                gate.wait(context.waker());
+                if lag.load(Ordering::Acquire) > 0 { Poll::Pending } else { Poll::Ready(()) }
+            }));
+            cursor.join().unwrap();
+        });
     }
 }

@@ -92,6 +92,7 @@ pub(super) struct Lane {
 /// A block as it came over a link, checked.
 #[derive(Debug)]
 pub(super) struct Arrived<'a> {
+    pub(super) stream: &'a Arc<Stream>,
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) hops: u8,
@@ -138,45 +139,40 @@ impl Lane {
 
     /// Appends a block of `count` messages that local clients published. Position and ids are one: two publishers never get their
     /// order and their numbers crossed. Nobody is woken yet.
-    pub(super) fn publish(&self, body: Bytes, count: usize, now: Instant, counters: &Counters) {
+    pub(super) fn publish(&self, body: Bytes, count: usize, now: Instant) {
         let position = self.ring.claim();
         let first = position << INDEX_BITS;
         let last = first + (count as u64).saturating_sub(1);
-        self.put(&self.own, position, (first, last), (0, 0), now, Content::Messages(body), counters);
+        let content = Content::Messages(body);
+        self.ring.publish(Block {
+            stream: Arc::clone(&self.own),
+            position,
+            first,
+            last,
+            hops: 0,
+            age_ms: 0,
+            appended_at: now,
+            content,
+        });
     }
 
     /// Appends a block that came over a link. To be called under the origin-lane's lock, with its cover below the block's last id.
-    pub(super) fn append(&self, stream: &Arc<Stream>, arrived: &Arrived<'_>, now: Instant, counters: &Counters) {
-        let body = Bytes::copy_from_slice(arrived.body);
-        let (ids, travel) = ((arrived.first, arrived.last), (arrived.hops, arrived.age_ms));
-        self.put(stream, self.ring.claim(), ids, travel, now, Content::Messages(body), counters);
-        stream.set_cover(arrived.last);
+    pub(super) fn append(&self, arrived: &Arrived<'_>, now: Instant) {
+        let Arrived { stream, first, last, hops, age_ms, body } = *arrived;
+        let content = Content::Messages(Bytes::copy_from_slice(body));
+        let (stream, position) = (Arc::clone(stream), self.ring.claim());
+        self.ring.publish(Block { stream, position, first, last, hops, age_ms, appended_at: now, content });
+        arrived.stream.set_cover(last);
     }
 
     /// The ids up to `to` are lost to this broker, or were never owed to it: the cover goes there, and whoever follows is told.
     /// Likewise under the lock.
-    pub(super) fn skip_to(&self, stream: &Arc<Stream>, to: u64, now: Instant, counters: &Counters) {
+    pub(super) fn skip_to(&self, stream: &Arc<Stream>, to: u64, now: Instant) {
         if self.reliable {
-            self.put(stream, self.ring.claim(), (to, to), (0, 0), now, Content::Lost, counters);
+            let (stream, position, content) = (Arc::clone(stream), self.ring.claim(), Content::Lost);
+            self.ring.publish(Block { stream, position, first: to, last: to, hops: 0, age_ms: 0, appended_at: now, content });
         }
         stream.set_cover(to);
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of a block, in one place")]
-    fn put(
-        &self,
-        stream: &Arc<Stream>,
-        position: u64,
-        (first, last): (u64, u64),
-        (hops, age_ms): (u8, u64),
-        appended_at: Instant,
-        content: Content,
-        counters: &Counters,
-    ) {
-        let block = Block { stream: Arc::clone(stream), position, first, last, hops, age_ms, appended_at, content };
-        if !self.ring.publish(Arc::new(block)) {
-            counters.blocks_overrun.add(1);
-        }
     }
 
     /// The origin-lane of `origin` and `log`, known from now on.
@@ -245,7 +241,7 @@ impl Lane {
             let mut heard = stream.turn.lock();
             if stream.cover() < cover {
                 *heard = now;
-                self.skip_to(&stream, cover, now, counters);
+                self.skip_to(&stream, cover, now);
                 counters.covers_adopted.add(1);
             }
         }

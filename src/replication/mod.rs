@@ -39,6 +39,8 @@ mod port;
 mod receiver;
 mod ring;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod wake;
 
 pub use batch::LocalBatch;
@@ -56,6 +58,9 @@ use gate::Gate;
 use lane::Lane;
 use ring::Ring;
 
+/// Rings of QoS 0 only bridge what a link needs to breathe or the tree to re-form; they are this much smaller.
+const QOS_0_SHARE: usize = 8;
+
 /// What the replication needs to know.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicationConfig {
@@ -67,7 +72,7 @@ pub struct ReplicationConfig {
     pub lanes_per_class: u8,
     /// Blocks that a lane's ring holds at most.
     pub ring_blocks: usize,
-    /// Bytes that the rings of one QoS class hold at most, together.
+    /// Bytes that the rings of QoS 1 and 2 hold at most, together; those of QoS 0 hold an eighth of it on top.
     pub ring_bytes: usize,
     /// Nothing older is sent, and older blocks are trimmed.
     pub ring_age: Duration,
@@ -148,8 +153,10 @@ impl Replication {
         let per_class = config.lanes_per_class.clamp(1, LANES_MAX);
         let lane = |id: u8| {
             let own = OriginLane { origin: config.origin, log: config.log, lane: LaneId(id) };
-            let ring = Ring::new(config.ring_blocks, config.ring_bytes / usize::from(per_class));
-            Lane::new(own, id >= per_class, ring, now, now + NEWCOMER_TIME)
+            let reliable = id >= per_class;
+            let class_bytes = if reliable { config.ring_bytes } else { config.ring_bytes / QOS_0_SHARE };
+            let ring = Ring::new(config.ring_blocks, class_bytes / usize::from(per_class));
+            Lane::new(own, reliable, ring, now, now + NEWCOMER_TIME)
         };
         let lanes = (0..2 * per_class).map(lane).collect();
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
@@ -186,7 +193,7 @@ impl Replication {
             let Some(lane) = self.lanes.get(place).filter(|_| !builder.full.is_empty()) else { continue };
             for (body, count) in builder.full.drain(..) {
                 self.counters.messages_published.add(count as u64);
-                lane.publish(body, count, now, &self.counters);
+                lane.publish(body, count, now);
             }
             lane.wake();
         }

@@ -13,11 +13,11 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::{Buf, Bytes};
-use parking_lot::Mutex;
 
 use super::block::{Block, Content, StreamKey};
 use super::lane::{Cursor, Lane};
 use super::ring::{Entry, Read};
+use super::sync::Mutex;
 use super::{LaneError, Replication};
 use crate::frame::lane::{self, Cover};
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId};
@@ -343,6 +343,8 @@ impl PortLane {
         if mine.number != theirs.number {
             return;
         }
+        // An alias stays as long as the stream; what was known belonged to the last agreement.
+        far.retain(|_, far| far.alias.is_some());
         far.values_mut().for_each(|far| far.known = 0);
         let taken_over = if theirs.new && !mine.new { &mine.covers[..] } else { &[] };
         for cover in taken_over.iter().chain(&theirs.covers) {
@@ -478,7 +480,7 @@ impl Outgoing {
         self.pieces.is_empty() && self.tail.is_empty()
     }
 
-    /// A block's messages, behind their head: small ones are copied, large ones shared (`performance.md`).
+    /// A block's messages, behind their head: small ones are copied, large ones shared.
     fn push_body(&mut self, body: &Bytes) {
         if body.len() < SHARE_BLOCK_BYTES {
             self.tail.extend_from_slice(body);

@@ -224,7 +224,7 @@ impl LaneReceiver {
         }
         *heard = now;
         let Block { first, hops, age_ms, body, .. } = *block;
-        lane.append(stream, &Arrived { first, last, hops, age_ms, body }, now, counters);
+        lane.append(&Arrived { stream, first, last, hops, age_ms, body }, now);
         let mut new = 0;
         for (sequence, mut message) in Messages::new(first, body).flatten() {
             if sequence <= cover {
@@ -263,7 +263,7 @@ impl LaneReceiver {
             return Err(LaneError::Hole { origin: stream.key().0, prev: from, cover });
         }
         *heard = now;
-        lane.skip_to(stream, to, now, counters);
+        lane.skip_to(stream, to, now);
         // A broker that is new to the mesh is owed nothing from before.
         if lane.is_new(now) { &counters.covers_adopted } else { &counters.gaps_received }.add(1);
         drop(heard);

@@ -1,20 +1,22 @@
 //! A lane's ring: many producers, many cursors, no locks; the oldest goes first.
 //!
-//! It is not a queue: nothing is taken out by reading, and nobody is waited for. A producer claims a position with one `fetch_add`
+//! It is not a queue: nothing is taken out by reading, and nobody waits for a reader. A producer claims a position with one `fetch_add`
 //! and puts its block there; a reader asks for a position and is told what became of it. What keeps the slow from losing anything is
-//! the acknowledgement gate ([`super::gate`]), not the ring.
+//! the acknowledgement gate ([`super::gate`]), not the ring. Only a producer that a whole round of the ring separates from one that has
+//! claimed and not yet published waits for that one: what is not there cannot be given up.
 //!
 //! Invariants:
 //! - A slot holds a block of exactly the positions `p` with `p % slots == slot`, and only ever a higher one than before.
-//! - `tail` only grows. Before a block leaves its slot, it is told so ([`Entry::retire`]) and `tail` is moved above it: a reader that
-//!   finds its block gone also finds itself below the tail, and what the block held is recorded as lost by then.
+//! - `tail` only grows, over blocks that were published. Before it moves over one, the block is told ([`Entry::retire`]); only then does
+//!   the block leave its slot. So a reader that finds its block gone finds itself below the tail, and what the block held is recorded
+//!   as lost by then.
 //! - `appended_bytes` less `trimmed_bytes` are the bytes held: each block is added and taken off exactly once.
 //!
 //! Positions begin at 1, so that a sequence made of one is never 0.
 
 use std::sync::Arc;
 
-use super::sync::{AtomicU64, Ordering, Slot};
+use super::sync::{AtomicU64, Ordering, Slot, spin};
 
 /// What a ring holds.
 pub(super) trait Entry {
@@ -72,32 +74,26 @@ impl<T: Entry> Ring<T> {
         self.next.0.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Puts `block` at its position, and trims what is then above the bounds. False when a whole round of other producers has passed
-    /// in between: the block is retired, not stored.
-    pub(super) fn publish(&self, block: Arc<T>) -> bool {
-        let position = block.position();
-        let bytes = block.bytes() as u64;
-        let Some(slot) = self.slot(position) else { return false };
-        // What stood one round ago is displaced below; the tail has to be above it by then.
-        let displaced_below = (position + 1).saturating_sub(self.slots.len() as u64);
-        loop {
-            let current = slot.load();
-            if let Some(old) = &*current {
-                if old.position() > position {
-                    block.retire();
-                    return false;
-                }
-                old.retire();
+    /// Puts `block` at its position, and trims what is then above the bounds.
+    pub(super) fn publish(&self, block: T) {
+        let (position, bytes) = (block.position(), block.bytes() as u64);
+        let Some(slot) = self.slot(position) else { return };
+        while self.tail() + self.slots() <= position {
+            if !self.trim_one(|_| true) {
+                spin();
             }
-            self.tail.0.fetch_max(displaced_below, Ordering::AcqRel);
-            if slot.replace(&current, Some(Arc::clone(&block))) {
-                self.appended_bytes.0.fetch_add(bytes, Ordering::AcqRel);
+        }
+        let block = Some(Arc::new(block));
+        loop {
+            // Empty, or held by the block of one round ago, which somebody has just trimmed and not yet taken out.
+            let current = slot.load();
+            if slot.replace(&current, block.clone()) {
                 self.count_trimmed(&current);
                 break;
             }
         }
-        while self.held_bytes() > self.bytes_max && self.tail() < position && self.trim_one(|_| true) {}
-        true
+        self.appended_bytes.0.fetch_add(bytes, Ordering::AcqRel);
+        while self.held_bytes() > self.bytes_max && self.tail() + 1 < self.next() && self.trim_one(|_| true) {}
     }
 
     /// What is at `position`.
@@ -157,12 +153,13 @@ impl<T: Entry> Ring<T> {
         self.slots.get((position % self.slots.len() as u64) as usize)
     }
 
-    /// Forgets the block at the tail if it is published and `goes`. False if nothing was done.
+    /// Forgets the block at the tail if it is published and `goes`. False if that did not move the tail, and nobody else did.
     fn trim_one(&self, goes: impl Fn(&T) -> bool) -> bool {
         let tail = self.tail();
         let Some(slot) = self.slot(tail) else { return false };
         let current = slot.load();
-        let Some(block) = current.as_ref().filter(|block| block.position() == tail && goes(block)) else {
+        let held: &Option<Arc<T>> = &current;
+        let Some(block) = held.as_ref().filter(|block| block.position() == tail && goes(block)) else {
             // Another producer is about to publish there, or somebody else has trimmed it: then the tail has moved.
             return self.tail() != tail;
         };
@@ -178,6 +175,266 @@ impl<T: Entry> Ring<T> {
     fn count_trimmed(&self, block: &Option<Arc<T>>) {
         if let Some(block) = block {
             self.trimmed_bytes.0.fetch_add(block.bytes() as u64, Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Kept apart from the model's atomics: writing here is no step of its own.
+    type Positions = Mutex<BTreeSet<u64>>;
+
+    #[derive(Debug)]
+    struct Numbered {
+        position: u64,
+        bytes: usize,
+        retired: Arc<Positions>,
+    }
+
+    impl Entry for Numbered {
+        fn position(&self) -> u64 {
+            self.position
+        }
+
+        fn bytes(&self) -> usize {
+            self.bytes
+        }
+
+        fn retire(&self) {
+            self.retired.lock().unwrap().insert(self.position);
+        }
+    }
+
+    struct Fixture {
+        ring: Ring<Numbered>,
+        retired: Arc<Positions>,
+    }
+
+    impl Fixture {
+        fn new(slots: usize, bytes_max: usize) -> Self {
+            Self { ring: Ring::new(slots, bytes_max), retired: Arc::default() }
+        }
+
+        fn block(&self, position: u64, bytes: usize) -> Numbered {
+            Numbered { position, bytes, retired: Arc::clone(&self.retired) }
+        }
+
+        fn append(&self, bytes: usize) {
+            self.ring.publish(self.block(self.ring.claim(), bytes));
+        }
+
+        #[cfg(not(loom))]
+        fn retired(&self) -> Vec<u64> {
+            self.retired.lock().unwrap().iter().copied().collect()
+        }
+
+        /// What the ring holds adds up to what it says.
+        fn check_bytes(&self) {
+            let held = (1..self.ring.next()).filter_map(|position| match self.ring.read(position) {
+                Read::Block(block) => Some(block.bytes as u64),
+                _ => None,
+            });
+            assert_eq!(held.sum::<u64>(), self.ring.held_bytes());
+        }
+    }
+
+    /// A cursor that keeps account.
+    #[derive(Default)]
+    struct Reader {
+        position: u64,
+        met: BTreeSet<u64>,
+    }
+
+    impl Reader {
+        /// False where there is nothing to read yet.
+        fn step(&mut self, fixture: &Fixture) -> bool {
+            self.position = self.position.max(1);
+            match fixture.ring.read(self.position) {
+                Read::Block(block) => {
+                    assert_eq!(block.position, self.position);
+                    self.met.insert(self.position);
+                    self.position += 1;
+                }
+                Read::NotYet => return false,
+                Read::Lapped => {
+                    let tail = fixture.ring.tail();
+                    assert!(tail > self.position, "lapped at {}, tail {tail}", self.position);
+                    let retired = fixture.retired.lock().unwrap();
+                    assert!((self.position..tail).all(|position| retired.contains(&position)), "skipped and not recorded as lost");
+                    self.position = tail;
+                }
+            }
+            true
+        }
+
+        /// Whether each of `blocks` blocks was met or is lost.
+        fn has_all(&self, fixture: &Fixture, blocks: usize) -> bool {
+            self.met.union(&fixture.retired.lock().unwrap()).count() >= blocks
+        }
+    }
+
+    #[cfg(not(loom))]
+    mod real {
+        use super::*;
+
+        /// What is read at each position from 1 to the next one: `.` not yet, `-` lapped, `#` there.
+        fn picture(fixture: &Fixture) -> String {
+            (1..=fixture.ring.next())
+                .map(|position| match fixture.ring.read(position) {
+                    Read::Block(block) => {
+                        assert_eq!(block.position, position);
+                        '#'
+                    }
+                    Read::NotYet => '.',
+                    Read::Lapped => '-',
+                })
+                .collect()
+        }
+
+        #[test]
+        fn the_oldest_goes_first_by_slots() {
+            let fixture = Fixture::new(3, 1_000);
+            assert_eq!(picture(&fixture), ".");
+            for expected in ["#.", "##.", "###.", "-###.", "--###."] {
+                fixture.append(10);
+                assert_eq!(picture(&fixture), expected);
+            }
+            assert_eq!((fixture.retired(), fixture.ring.tail(), fixture.ring.held_bytes()), (vec![1, 2], 3, 30));
+        }
+
+        #[test]
+        fn the_oldest_goes_first_by_bytes_and_the_newest_stays() {
+            let fixture = Fixture::new(8, 100);
+            for (bytes, expected) in [(40, "#."), (40, "##."), (40, "-##."), (100, "---#."), (500, "----#."), (1, "-----#.")] {
+                fixture.append(bytes);
+                assert_eq!(picture(&fixture), expected);
+            }
+            assert_eq!((fixture.retired(), fixture.ring.tail(), fixture.ring.held_bytes()), (vec![1, 2, 3, 4, 5], 6, 1));
+        }
+
+        #[test]
+        fn readers_wait_where_a_producer_has_claimed_and_not_published() {
+            let fixture = Fixture::new(4, 20);
+            let late = fixture.ring.claim();
+            fixture.append(30);
+            fixture.append(30);
+            assert_eq!(picture(&fixture), ".##.", "nothing is trimmed past the one that is awaited");
+            fixture.ring.publish(fixture.block(late, 1));
+            assert_eq!(picture(&fixture), "--#.");
+            assert_eq!(fixture.ring.held_bytes(), 30);
+        }
+
+        #[test]
+        fn a_producer_waits_for_the_one_it_would_overtake() {
+            let fixture = Fixture::new(2, 1_000);
+            let late = fixture.ring.claim();
+            fixture.append(1);
+            std::thread::scope(|scope| {
+                let overtaking = scope.spawn(|| fixture.append(1));
+                while fixture.ring.next() < 4 {
+                    std::thread::yield_now();
+                }
+                assert!(!overtaking.is_finished());
+                fixture.ring.publish(fixture.block(late, 1));
+            });
+            assert_eq!((picture(&fixture).as_str(), fixture.retired(), fixture.ring.held_bytes()), ("-##.", vec![1], 2));
+        }
+
+        #[test]
+        fn what_is_trimmed_by_age_is_trimmed_in_order() {
+            let fixture = Fixture::new(8, 1_000);
+            (0..5).for_each(|_| fixture.append(10));
+            fixture.ring.trim_while(|block| block.position != 3);
+            assert_eq!((picture(&fixture).as_str(), fixture.ring.held_bytes()), ("--###.", 30));
+            fixture.ring.trim_while(|_| true);
+            assert_eq!((picture(&fixture).as_str(), fixture.ring.held_bytes()), ("-----.", 0));
+        }
+
+        /// Every block is met exactly once or lost, and what is lost is recorded when it is missed.
+        #[test]
+        fn many_producers_and_many_readers_agree() {
+            const PRODUCERS: usize = 3;
+            const EACH: usize = 10_000;
+            let fixture = Fixture::new(64, 64 * 10);
+            std::thread::scope(|scope| {
+                for producer in 0..PRODUCERS {
+                    let fixture = &fixture;
+                    scope.spawn(move || (0..EACH).for_each(|n| fixture.append(1 + (n + producer) % 30)));
+                }
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let mut reader = Reader::default();
+                        while reader.step(&fixture) || !reader.has_all(&fixture, PRODUCERS * EACH) {
+                            std::thread::yield_now();
+                        }
+                    });
+                }
+            });
+            fixture.check_bytes();
+        }
+    }
+
+    /// Every interleaving of a few steps. Run with `RUSTFLAGS="--cfg loom" cargo test --no-default-features --lib --release loom`.
+    #[cfg(loom)]
+    mod loom_models {
+        use std::future::poll_fn;
+        use std::task::Poll;
+
+        use loom::thread;
+
+        use super::*;
+        use crate::replication::wake::Sleeper;
+
+        /// Two producers append a block each while a reader follows. It sleeps where there is nothing; a wake-up that gets lost is a
+        /// deadlock of the model.
+        fn follow_two_producers(slots: usize, bytes_max: usize, bytes: usize, earlier: usize) {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(2);
+            builder.check(move || {
+                let shared = Arc::new((Fixture::new(slots, bytes_max), Sleeper::default()));
+                (0..earlier).for_each(|_| shared.0.append(bytes));
+                let producers = [(); 2].map(|()| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || {
+                        shared.0.append(bytes);
+                        shared.1.wake();
+                    })
+                });
+                let (fixture, sleeper) = &*shared;
+                let mut reader = Reader::default();
+                loom::future::block_on(poll_fn(|context| {
+                    while reader.step(fixture) {}
+                    sleeper.arm(context.waker());
+                    while reader.step(fixture) {}
+                    if !reader.has_all(fixture, earlier + 2) {
+                        return Poll::Pending;
+                    }
+                    sleeper.disarm();
+                    Poll::Ready(())
+                }));
+                producers.into_iter().for_each(|producer| producer.join().unwrap());
+                fixture.check_bytes();
+            });
+        }
+
+        #[test]
+        fn loom_a_reader_meets_every_block_and_sleeps_through_none() {
+            follow_two_producers(2, 100, 1, 0);
+        }
+
+        #[test]
+        fn loom_a_lapped_reader_finds_out() {
+            follow_two_producers(1, 100, 1, 0);
+        }
+
+        #[test]
+        fn loom_trimming_by_bytes_counts_every_block_once() {
+            follow_two_producers(2, 10, 6, 1);
         }
     }
 }

@@ -6,13 +6,15 @@ pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(super) use atomic_waker::AtomicWaker;
 #[cfg(loom)]
-pub(super) use loom::future::AtomicWaker;
-#[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(loom)]
-pub(super) use modelled::Slot;
+pub(super) use modelled::{AtomicWaker, Mutex, Slot, spin};
+#[cfg(not(loom))]
+pub(super) use parking_lot::Mutex;
 #[cfg(not(loom))]
 pub(super) use real::Slot;
+#[cfg(not(loom))]
+pub(super) use std::hint::spin_loop as spin;
 
 #[cfg(not(loom))]
 mod real {
@@ -51,9 +53,38 @@ mod real {
 
 #[cfg(loom)]
 mod modelled {
-    use std::sync::Arc;
+    use std::sync::{Arc, PoisonError};
+    use std::task::Waker;
 
-    use loom::sync::Mutex;
+    pub(crate) fn spin() {
+        loom::thread::yield_now();
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct AtomicWaker(loom::future::AtomicWaker);
+
+    impl AtomicWaker {
+        pub(crate) fn register(&self, waker: &Waker) {
+            self.0.register_by_ref(waker);
+        }
+
+        pub(crate) fn wake(&self) {
+            self.0.wake();
+        }
+    }
 
     /// The same with a lock, each use of which is one step of the model.
     #[derive(Debug)]
@@ -71,11 +102,11 @@ mod modelled {
         }
 
         pub(crate) fn load_full(&self) -> Option<Arc<T>> {
-            self.0.lock().ok().and_then(|held| held.clone())
+            self.0.lock().clone()
         }
 
         pub(crate) fn replace(&self, current: &Option<Arc<T>>, new: Option<Arc<T>>) -> bool {
-            let Ok(mut held) = self.0.lock() else { return false };
+            let mut held = self.0.lock();
             let same = held.as_ref().map(Arc::as_ptr) == current.as_ref().map(Arc::as_ptr);
             if same {
                 *held = new;
