@@ -13,4 +13,5 @@
 
 #[path = "../architecture.rs"]
 mod architecture;
+mod replication;
 mod stp;

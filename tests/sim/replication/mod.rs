@@ -1,0 +1,119 @@
+//! Replication under faults: nothing twice, everything in order, and nothing lost that is not counted.
+
+mod world;
+
+use std::time::Duration;
+
+use mqtt_st_quic::codec::QoS;
+use mqtt_st_quic::limits::NEWCOMER_TIME;
+
+use world::{Bounds, Life, World};
+
+const AMPLE: Bounds = Bounds { ring_blocks: 4_096, ring_bytes: 64 << 20, ring_age: Duration::from_secs(600) };
+/// A few blocks: cursors are overtaken, and what a broker missed is gone.
+const TIGHT: Bounds = Bounds { ring_blocks: 24, ring_bytes: 40_000, ring_age: Duration::from_secs(600) };
+/// Blocks that are too old to be sent to whoever comes back.
+const SHORT: Bounds = Bounds { ring_age: Duration::from_millis(700), ..AMPLE };
+
+/// What a run found.
+#[derive(Debug, Default)]
+struct Found {
+    owed: usize,
+    /// QoS 1 and 2, at brokers that have counted no loss.
+    lost_silently: Vec<(usize, usize)>,
+    /// QoS 1 and 2, at brokers that have counted one.
+    lost_counted: usize,
+    lost_qos0: usize,
+    duplicates: u64,
+    events: u64,
+}
+
+/// One run: traffic and faults, then healing, then quiet.
+fn run(seed: u64, count: usize, bounds: Bounds, crashes: bool) -> Found {
+    let mut world = World::new(seed, count, bounds);
+    // Until everybody has founded, so that the only newcomers are those that come back.
+    world.run(NEWCOMER_TIME);
+    let begin = world.now();
+    world.plan(Duration::from_secs(8), 250, 14, crashes);
+    world.run(Duration::from_secs(11));
+    world.heal();
+    world.run(Duration::from_secs(5));
+    world.check_order();
+    let mut found = Found { events: world.events, ..Found::default() };
+    let alive = |broker: usize| world.lives[broker].as_ref();
+    for (broker, life) in (0..count).filter_map(|broker| Some((broker, alive(broker)?))) {
+        let counters = life.replication.counters();
+        found.duplicates += counters.messages_duplicate.value();
+        assert!(!life.replication.lagging(), "broker {broker} lags when all is quiet");
+        let owed_from = owed_from(life, begin);
+        for (number, message) in world.published.iter().enumerate() {
+            // What a broker took with it into its crash is owed to nobody.
+            let origin = alive(message.broker).filter(|origin| origin.incarnation == message.incarnation);
+            if message.broker == broker || origin.is_none() || message.at < owed_from {
+                continue;
+            }
+            found.owed += 1;
+            if life.inbox.got.contains(&number) {
+                continue;
+            }
+            match message.qos {
+                QoS::AtMostOnce => found.lost_qos0 += 1,
+                _ if counters.gaps_received.value() > 0 => found.lost_counted += 1,
+                _ => found.lost_silently.push((broker, number)),
+            }
+        }
+    }
+    found
+}
+
+/// A broker that came back is owed what is published once it has taken over its neighbours' covers, or founded.
+fn owed_from(life: &Life, begin: std::time::Instant) -> std::time::Instant {
+    if life.started_at < begin { begin } else { life.started_at + NEWCOMER_TIME }
+}
+
+/// Fixed seeds, and a few that nobody has seen.
+fn seeds(fixed: u64) -> impl Iterator<Item = u64> {
+    let fresh = rand::random::<u64>() >> 16;
+    println!("fresh seeds from {fresh}");
+    (0..fixed).chain(fresh..fresh + fixed / 4)
+}
+
+fn runs(fixed: u64, bounds: Bounds, crashes: bool, check: impl Fn(u64, &Found)) {
+    let mut sum = Found::default();
+    for seed in seeds(fixed) {
+        let count = 3 + (seed % 4) as usize;
+        println!("seed {seed}");
+        let found = run(seed, count, bounds, crashes);
+        assert!(found.lost_silently.is_empty(), "seed {seed}: {found:?}");
+        check(seed, &found);
+        sum.owed += found.owed;
+        sum.lost_counted += found.lost_counted;
+        sum.lost_qos0 += found.lost_qos0;
+        sum.duplicates += found.duplicates;
+        sum.events += found.events;
+    }
+    println!("{sum:?}");
+    assert!(sum.owed > 0);
+}
+
+#[test]
+fn nothing_is_lost_while_links_fail_and_rings_reach() {
+    runs(60, AMPLE, false, |seed, found| {
+        assert_eq!((found.lost_counted, found.lost_qos0), (0, 0), "seed {seed}: {found:?}");
+    });
+}
+
+#[test]
+fn brokers_that_crash_and_come_back_lose_nothing_silently() {
+    runs(60, AMPLE, true, |_, _| {});
+}
+
+#[test]
+fn what_a_small_ring_loses_is_counted() {
+    runs(40, TIGHT, true, |_, _| {});
+}
+
+#[test]
+fn what_is_too_old_is_counted_not_sent() {
+    runs(40, SHORT, false, |_, _| {});
+}
