@@ -5,17 +5,21 @@
 //! from it). The limit follows the path: twice its bandwidth times its shortest round trip, so that a fast path is kept full and on a slow
 //! one no more than that stands in queues.
 //!
-//! [`Credit`] is the sender's half, [`Consumption`] the receiver's. Reports are running totals: one that is lost or late does no harm.
+//! [`Credit`] is the sender's half, [`Reports`] the receiver's. Reports are running totals: one that is late does no harm.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::LaneId;
 use crate::limits::{CREDIT_BYTES_MAX, CREDIT_BYTES_MIN};
 
-/// A receiver reports a lane once it has consumed this much of it.
-const REPORT_BYTES: u64 = 64 * 1024;
-/// Or after this long.
-pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(5);
+/// A lane is reported at once when so much of it was consumed since the last report.
+const REPORT_NOW_BYTES: u64 = 64 * 1024;
+/// All lanes are reported soon when so much was consumed of them together.
+const REPORT_SOON_BYTES: u64 = 4 * 1024;
+/// How soon that is.
+const REPORT_SOON: Duration = Duration::from_millis(5);
+/// Less than that can wait: the least credit there is outlasts it, and a trickle of messages shall not double its packets.
+const REPORT_LATER: Duration = Duration::from_millis(50);
 /// The bandwidth is the best of this long, at least, and twice as long at most.
 const BANDWIDTH_MEMORY: Duration = Duration::from_secs(5);
 /// The bandwidth is measured over at least this long.
@@ -148,28 +152,83 @@ impl Bandwidth {
     }
 }
 
-/// The receiver's half: running totals of one lane, and when to report them.
-#[derive(Debug, Default)]
-pub(super) struct Consumption {
+/// The receiver's half: running totals of all lanes, and when to report them.
+#[derive(Debug)]
+pub(super) struct Reports {
+    lanes: Vec<Consumption>,
+    urgency: Urgency,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Consumption {
     total: u64,
     reported: u64,
 }
 
 impl Consumption {
-    pub(super) fn add(&mut self, bytes: usize) {
-        self.total += bytes as u64;
+    fn unreported(&self) -> u64 {
+        self.total - self.reported
+    }
+}
+
+/// How soon a report is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Urgency {
+    /// Nothing was consumed.
+    Never,
+    Later,
+    Soon,
+    Now,
+}
+
+impl Urgency {
+    /// How long a report may wait from now on.
+    pub(super) fn delay(self) -> Option<Duration> {
+        match self {
+            Self::Never => None,
+            Self::Later => Some(REPORT_LATER),
+            Self::Soon => Some(REPORT_SOON),
+            Self::Now => Some(Duration::ZERO),
+        }
+    }
+}
+
+impl Reports {
+    pub(super) fn new(lanes: usize) -> Self {
+        Self { lanes: vec![Consumption::default(); lanes], urgency: Urgency::Never }
     }
 
-    /// Whether a report is due at once.
-    pub(super) fn is_due(&self) -> bool {
-        self.total - self.reported >= REPORT_BYTES
+    /// Counts `bytes` of `lane`; says whether a report has become more urgent.
+    pub(super) fn consumed(&mut self, lane: LaneId, bytes: usize) -> bool {
+        let Some(consumption) = self.lanes.get_mut(lane.index()) else { return false };
+        consumption.total += bytes as u64;
+        let of_lane = consumption.unreported();
+        let urgency = if of_lane >= REPORT_NOW_BYTES {
+            Urgency::Now
+        } else if self.lanes.iter().map(Consumption::unreported).sum::<u64>() >= REPORT_SOON_BYTES {
+            Urgency::Soon
+        } else {
+            Urgency::Later
+        };
+        let more = urgency > self.urgency;
+        self.urgency = urgency.max(self.urgency);
+        more
     }
 
-    /// The total, if it has not been reported yet. It counts as reported now.
-    pub(super) fn report(&mut self) -> Option<u64> {
-        let news = self.total > self.reported;
-        self.reported = self.total;
-        news.then_some(self.total)
+    /// How soon a report is due.
+    pub(super) fn urgency(&self) -> Urgency {
+        self.urgency
+    }
+
+    /// The totals that have not been reported; they count as reported now.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = (LaneId, u64)> {
+        self.urgency = Urgency::Never;
+        let news = |(lane, id): (&mut Consumption, u8)| {
+            let news = lane.unreported() > 0;
+            lane.reported = lane.total;
+            news.then_some((LaneId(id), lane.total))
+        };
+        self.lanes.iter_mut().zip(0..).filter_map(news)
     }
 }
 
@@ -254,15 +313,23 @@ mod tests {
     }
 
     #[test]
-    fn consumption_is_reported_by_amount_or_on_request() {
-        let mut consumption = Consumption::default();
-        assert_eq!(consumption.report(), None);
-        consumption.add(10);
-        assert!(!consumption.is_due());
-        assert_eq!(consumption.report(), Some(10));
-        assert_eq!(consumption.report(), None);
-        consumption.add(64 * 1024);
-        assert!(consumption.is_due());
-        assert_eq!(consumption.report(), Some(64 * 1024 + 10));
+    fn much_is_reported_at_once_and_a_trickle_later() {
+        let mut reports = Reports::new(3);
+        assert_eq!(reports.urgency(), Urgency::Never);
+        for (lane, bytes, more, urgency) in [
+            (0, 100, true, Urgency::Later),
+            (1, 100, false, Urgency::Later),
+            (0, 4_000, true, Urgency::Soon),
+            (0, 60_000, false, Urgency::Soon),
+            (0, 2_000, true, Urgency::Now),
+            (1, 100, false, Urgency::Now),
+        ] {
+            assert_eq!(reports.consumed(LaneId(lane), bytes), more);
+            assert_eq!(reports.urgency(), urgency);
+        }
+        assert_eq!(reports.take().collect::<Vec<_>>(), [(LaneId(0), 66_100), (LaneId(1), 200)]);
+        assert_eq!((reports.urgency(), reports.take().count()), (Urgency::Never, 0));
+        assert!(reports.consumed(LaneId(2), 1));
+        assert_eq!(reports.take().collect::<Vec<_>>(), [(LaneId(2), 1)]);
     }
 }

@@ -3,7 +3,7 @@
 //! Everything comes to it through two bounded queues (links, candidates) and a timer; it waits for nothing else, so that whoever waits for
 //! it is served. It decides nothing of the tree: `stp` does. It moves no messages: the lanes' tasks do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,11 @@ use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, M
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use crate::task;
 
-/// A broker tells of its changes at most this often.
-const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// A broker tells of its changes once a second, as far as these go: so many in so long, so that the first of a quiet time, and those that
+/// follow from it, need not wait.
+const RECORD_BURST: usize = 3;
+/// See [`RECORD_BURST`].
+const RECORD_BURST_INTERVAL: Duration = Duration::from_secs(3);
 /// What changes together is told together.
 const RECORD_DELAY: Duration = Duration::from_millis(50);
 /// A broker tells of itself at least this often.
@@ -98,8 +101,8 @@ pub(super) struct Driver {
     book: Arc<Book>,
     /// Since when our own record is no longer what was told.
     untold_since: Option<Instant>,
-    told_at: Instant,
-    told_once: bool,
+    /// When it was told the last [`RECORD_BURST`] times.
+    told_at: VecDeque<Instant>,
     /// The tree as it was last logged and counted.
     last_change: LastChange,
     events: mpsc::Sender<Event>,
@@ -142,8 +145,7 @@ impl Driver {
             generation: 0,
             book: Arc::new(book),
             untold_since: None,
-            told_at: clock::now(),
-            told_once: false,
+            told_at: VecDeque::from([clock::now()]),
             last_change,
             events,
             probed,
@@ -420,12 +422,15 @@ impl Driver {
         self.untold_since.get_or_insert_with(clock::now);
     }
 
-    /// When our record is to be told next. A change waits a moment for those that come with it, and for the interval.
+    /// When our record is to be told next. A change waits a moment for those that come with it.
     fn record_due(&self) -> Instant {
-        match self.untold_since {
-            Some(since) if self.told_once => (self.told_at + RECORD_INTERVAL).max(since + RECORD_DELAY),
-            Some(since) => since + RECORD_DELAY,
-            None => self.told_at + RECORD_REFRESH,
+        let refresh = self.told_at.back().map(|last| *last + RECORD_REFRESH);
+        let earliest =
+            self.told_at.front().filter(|_| self.told_at.len() == RECORD_BURST).map(|first| *first + RECORD_BURST_INTERVAL);
+        match (self.untold_since.map(|since| since + RECORD_DELAY), earliest) {
+            (Some(due), Some(earliest)) => due.max(earliest),
+            (Some(due), None) => due,
+            (None, _) => refresh.unwrap_or_else(clock::now),
         }
     }
 
@@ -436,7 +441,11 @@ impl Driver {
         let record = own_record(&self.settings, &self.stp, &self.last_change, links, sequence);
         self.links.values().for_each(|entry| send_record(&entry.link, &record));
         *self.book.own.write() = record;
-        (self.untold_since, self.told_at, self.told_once) = (None, now, true);
+        self.untold_since = None;
+        self.told_at.push_back(now);
+        if self.told_at.len() > RECORD_BURST {
+            self.told_at.pop_front();
+        }
     }
 }
 

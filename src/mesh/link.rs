@@ -22,7 +22,7 @@ use tracing::Instrument;
 
 use super::control::{ControlQueue, ControlReader};
 use super::cost::Cost;
-use super::credit::{Consumption, Credit, REPORT_INTERVAL};
+use super::credit::{Credit, Reports};
 use super::detection::{Detection, Path};
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
@@ -77,8 +77,9 @@ pub(super) struct Link {
     detection_time: Mutex<Duration>,
     credit: Mutex<Credit>,
     credit_freed: Notify,
-    consumption: Mutex<Vec<Consumption>>,
-    consumed: Notify,
+    reports: Mutex<Reports>,
+    /// A report has become more urgent.
+    report_due: Notify,
     queue: ControlQueue,
     failure: Mutex<Option<LinkError>>,
     events: mpsc::Sender<Event>,
@@ -117,8 +118,8 @@ pub(super) fn start(
         detection_time: Mutex::new(detection.detection_time()),
         credit: Mutex::new(Credit::new(lanes, now)),
         credit_freed: Notify::new(),
-        consumption: Mutex::new((0..lanes).map(|_| Consumption::default()).collect()),
-        consumed: Notify::new(),
+        reports: Mutex::new(Reports::new(lanes)),
+        report_due: Notify::new(),
         queue: ControlQueue::default(),
         failure: Mutex::new(None),
         events,
@@ -212,10 +213,9 @@ impl Link {
 
     /// A lane has consumed so much of what the peer wrote.
     pub(super) fn consumed(&self, lane: LaneId, bytes: usize) {
-        if let Some(lane) = self.consumption.lock().get_mut(lane.index()) {
-            lane.add(bytes);
+        if self.reports.lock().consumed(lane, bytes) {
+            self.report_due.notify_one();
         }
-        self.consumed.notify_one();
     }
 
     fn credited(&self, lane: LaneId, consumed: u64) -> Result<(), LinkError> {
@@ -226,11 +226,11 @@ impl Link {
     }
 }
 
-/// Writes what is queued, and reports what lanes have consumed: at once where that is much, else after a while.
+/// Writes what is queued, and reports what lanes have consumed.
 async fn write_control(link: &Link, mut writer: SendStream) -> Result<(), LinkError> {
     let mut report_at: Option<tokio::time::Instant> = None;
     loop {
-        let timer = async {
+        let report = async {
             match report_at {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
@@ -238,30 +238,17 @@ async fn write_control(link: &Link, mut writer: SendStream) -> Result<(), LinkEr
         };
         tokio::select! {
             () = link.queue.filled() => {}
-            () = link.consumed.notified() => {
-                let due = link.consumption.lock().iter().any(Consumption::is_due);
-                if !due {
-                    report_at.get_or_insert(tokio::time::Instant::from_std(clock::now() + REPORT_INTERVAL));
-                    continue;
-                }
-                report(link);
+            () = report => {
                 report_at = None;
+                link.reports.lock().take().for_each(|(lane, consumed)| link.send(&ControlFrame::Credit { lane, consumed }));
             }
-            () = timer => {
-                report(link);
-                report_at = None;
+            () = link.report_due.notified() => {
+                let due = link.reports.lock().urgency().delay().map(|delay| tokio::time::Instant::from_std(clock::now() + delay));
+                report_at = report_at.into_iter().chain(due).min();
             }
         }
         let mut frames: Vec<Bytes> = link.queue.take();
         writer.write_all_chunks(&mut frames).await?;
-    }
-}
-
-fn report(link: &Link) {
-    let mut consumption = link.consumption.lock();
-    let reports = consumption.iter_mut().zip(0_u8..).filter_map(|(lane, id)| Some((LaneId(id), lane.report()?)));
-    for (lane, consumed) in reports {
-        link.send(&ControlFrame::Credit { lane, consumed });
     }
 }
 

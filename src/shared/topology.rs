@@ -72,18 +72,18 @@ impl Topology {
     pub fn draw<'a>(mesh: &str, own: &'a BrokerRecord, others: impl IntoIterator<Item = &'a BrokerRecord>) -> Self {
         let mut records: BTreeMap<BrokerId, &BrokerRecord> = others.into_iter().map(|record| (record.id, record)).collect();
         records.insert(own.id, own);
+        let names = names(&records);
         let reached = reach(own.id, &records);
         records.retain(|id, _| reached.contains(id));
 
-        let root = records.get(&own.root).copied();
-        let teller = root.unwrap_or(own);
+        let teller = records.get(&own.root).copied().unwrap_or(own);
         let mut brokers: Vec<_> = records.values().map(|record| TopologyBroker::of(record)).collect();
         brokers.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
         Self {
             mesh: mesh.to_owned(),
-            root: root.map_or_else(|| own.root.to_string(), |root| root.name.clone()),
+            root: names.get(&own.root).map_or_else(|| own.root.to_string(), |name| (*name).to_owned()),
             brokers,
-            links: links(&records),
+            links: links(&records, &names),
             changes: teller.changes,
             last_change: teller.last_change.clone(),
         }
@@ -118,19 +118,22 @@ fn reach(from: BrokerId, records: &BTreeMap<BrokerId, &BrokerRecord>) -> BTreeSe
     reached
 }
 
-fn links(records: &BTreeMap<BrokerId, &BrokerRecord>) -> Vec<TopologyLink> {
+/// The names of all who are spoken of: a neighbour has one before its record has come.
+fn names<'a>(records: &BTreeMap<BrokerId, &'a BrokerRecord>) -> BTreeMap<BrokerId, &'a str> {
+    let of_links = records.values().flat_map(|record| &record.links).map(|link| (link.peer, link.name.as_str()));
+    of_links.chain(records.values().map(|record| (record.id, record.name.as_str()))).collect()
+}
+
+fn links(records: &BTreeMap<BrokerId, &BrokerRecord>, names: &BTreeMap<BrokerId, &str>) -> Vec<TopologyLink> {
     let mut pairs: BTreeMap<(BrokerId, BrokerId), [Option<&LinkRecord>; 2]> = BTreeMap::new();
-    let mut names: BTreeMap<BrokerId, &str> = BTreeMap::new();
     for record in records.values() {
         for link in &record.links {
             let low = record.id <= link.peer;
             let [first, second] = pairs.entry(if low { (record.id, link.peer) } else { (link.peer, record.id) }).or_default();
             *if low { first } else { second } = Some(link);
-            names.entry(link.peer).or_insert(&link.name);
         }
     }
-    names.extend(records.values().map(|record| (record.id, record.name.as_str())));
-    let mut drawn: Vec<_> = pairs.into_iter().filter_map(|((low, high), ends)| draw_link(&names, [low, high], ends)).collect();
+    let mut drawn: Vec<_> = pairs.into_iter().filter_map(|((low, high), ends)| draw_link(names, [low, high], ends)).collect();
     drawn.sort_by(|x, y| (&x.a, &x.b).cmp(&(&y.a, &y.b)));
     drawn
 }
@@ -210,6 +213,12 @@ mod tests {
                 ("b2", "b3", Blocked, Designated, Alternate, 9, 8),
             ]
         );
+    }
+
+    #[test]
+    fn the_root_has_a_name_before_its_record_has_come() {
+        let own = linked(2, 1, &[(1, Root, Forwarding, 5)]);
+        assert_eq!(Topology::draw("m", &own, []).root, "b1");
     }
 
     #[test]
