@@ -18,6 +18,7 @@ mod broker;
 mod client;
 mod commands;
 mod demo;
+mod foreign;
 mod mesh;
 mod serve;
 #[path = "../conformance/wire.rs"]

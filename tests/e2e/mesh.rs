@@ -8,7 +8,7 @@ use crate::broker::{Broker, Site, assert_serves, run, wait_for};
 use crate::client::Client;
 
 /// Starts brokers that each dial all before them.
-fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
+pub fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
     let mut brokers: Vec<Broker> = Vec::new();
     for name in names {
         site.certify("m", name, &[]);
@@ -19,7 +19,7 @@ fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
 }
 
 /// Waits until all tell the same of one tree that joins them all; what they tell.
-fn settle(brokers: &[&Broker]) -> Value {
+pub fn settle(brokers: &[&Broker]) -> Value {
     wait_for("one tree, and all agree", || {
         let told: Vec<Value> = brokers.iter().map(|broker| broker.topology()).collect();
         let forwarding = told[0]["links"].as_array().unwrap().iter().filter(|link| link["state"] == "forwarding").count();
@@ -85,6 +85,23 @@ fn a_full_mesh_delivers_once_and_survives_its_root() {
     assert_all_hear_all(&everybody, 2);
     for broker in everybody {
         assert!(!broker.log().contains("ERROR") && !broker.log().contains("panicked"), "{}", broker.log());
+    }
+}
+
+#[test]
+fn a_cycle_of_four_delivers_once() {
+    let site = Site::new();
+    let mut brokers: Vec<Broker> = Vec::new();
+    for (place, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
+        site.certify("m", name, &[]);
+        let ends = [place.checked_sub(1), (place == 3).then_some(0)];
+        let peers: Vec<SocketAddr> = ends.into_iter().flatten().map(|end| brokers[end].address_of("mesh")).collect();
+        brokers.push(site.start(name, &site.configuration(name, &peers)));
+    }
+    let everybody: Vec<&Broker> = brokers.iter().collect();
+    assert_eq!(settle(&everybody)["links"].as_array().unwrap().len(), 4);
+    for qos in 0..=2 {
+        assert_all_hear_all(&everybody, qos);
     }
 }
 
