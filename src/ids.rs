@@ -119,7 +119,7 @@ pub struct OpenNumber {
     pub incarnation: Incarnation,
 }
 
-/// What an OPEN marker says to the tree: the agreement of `mesh.md`, "The spanning tree".
+/// What an OPEN marker says to the tree: the agreement between child and parent (`stp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMark {
     /// The tree in which the child asked.
@@ -128,7 +128,7 @@ pub struct OpenMark {
     pub number: OpenNumber,
 }
 
-/// A root's claim (802.1D-2004 9.2.5, RootIdentifier, with an epoch before it): the first four fields of the tree id of `mesh.md`,
+/// A root's claim (802.1D-2004 9.2.5, RootIdentifier, with an epoch before it): the tree id of `ARCHITECTURE.md`,
 /// compared field by field. The higher epoch wins; within an epoch the better root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TreeId {

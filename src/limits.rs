@@ -27,9 +27,14 @@ pub const QUEUED_MESSAGES_DEFAULT: usize = 100_000;
 pub const QUEUED_BYTES_DEFAULT: usize = 64 * 1024 * 1024;
 /// Receive Maximum that a broker tells its clients.
 pub const RECEIVE_MAXIMUM: u16 = 1_024;
-/// Encoded bytes that may wait in one outbox before QoS 0 is dropped and QoS 1 and 2 stay in the session's queue.
-pub const OUTBOX_BYTES_MAX: usize = 1024 * 1024;
-/// From this payload size on, receivers share one copy (`hotpath.md`: 256 B copies, 1 KiB shares).
+/// Bytes of its own that one outbox may hold before QoS 0 is dropped and QoS 1 and 2 stay in the session's queue.
+pub const OUTBOX_COPIED_BYTES_MAX: usize = 1024 * 1024;
+/// The same with shared payloads, which other receivers hold as well: a healthy reader of large messages needs more than a slow reader
+/// of small ones may have.
+pub const OUTBOX_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Answers that may wait for a client that sends but does not read; beyond that it is not read from.
+pub const UNREAD_ANSWERS_BYTES_MAX: usize = 256 * 1024;
+/// From this payload size on, receivers share one copy (measured: a copy is cheaper at 256 B, sharing at 1 KiB).
 pub const SHARE_PAYLOAD_BYTES: usize = 1_024;
 /// What one read from a client's socket may bring; the buffer belongs to the worker.
 pub const READ_BYTES: usize = 64 * 1024;
@@ -55,7 +60,7 @@ pub const CONTROL_FRAME_BYTES_MAX: usize = 256 * 1024;
 pub const OPEN_COVERS_BYTES_MAX: usize = 64 * 1024;
 /// The longest way through the mesh.
 pub const HOP_MAX: u8 = 255;
-/// Bytes on their way over one link's lanes, at least and at most (`performance.md`, "The mesh link").
+/// Bytes on their way over one link's lanes, at least and at most (`mesh::credit`).
 pub const CREDIT_BYTES_MIN: usize = 256 * 1024;
 /// See [`CREDIT_BYTES_MIN`].
 pub const CREDIT_BYTES_MAX: usize = 8 * 1024 * 1024;

@@ -1,4 +1,4 @@
-//! One client: one task that reads, publishes and writes (`hotpath.md`: variant A).
+//! One client: one task that reads, publishes and writes.
 //!
 //! The first packet must be a whole CONNECT within a time limit ([`handshake`]). Then one poll function does it all: what one read brings is one
 //! batch ([`packets`]), what waits in the outbox is one write ([`io`]). Nothing crosses a channel or a thread for a message; while the client is
@@ -22,14 +22,12 @@ use self::handshake::Accepted;
 use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
 use crate::clock;
 use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
-use crate::limits::OUTBOX_BYTES_MAX;
+use crate::limits::UNREAD_ANSWERS_BYTES_MAX;
 use crate::router::{Connection, Farewell, RouteCache, Router};
 use crate::session::SessionExpiry;
 
 /// Reads that one poll makes before it lets other tasks run.
 const READS_PER_POLL: usize = 2;
-/// Answers that may wait for a client that sends but does not read; beyond that it is not read from.
-const UNREAD_ANSWERS_BYTES_MAX: usize = OUTBOX_BYTES_MAX / 4;
 /// How long a closed connection is drained, so that its last packet is not lost to a TCP reset.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -246,10 +244,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let result = loop {
             let rest = bytes.get(at..).unwrap_or_default();
             match codec::decode(rest, self.version, self.packet_bytes_max) {
-                Ok(Some((packet, length))) => {
+                Ok(Some((ref packet, length))) => {
                     at += length;
                     packets += 1;
-                    if let Err(fault) = self.handle(&packet, scratch, now) {
+                    if let Err(fault) = self.handle(packet, scratch, now) {
                         break Err(fault);
                     }
                 }

@@ -19,7 +19,7 @@ use crate::task::TaskSet;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 4_096;
-/// Written and not yet sent bytes that the kernel holds for one client (`hotpath.md`, advice 5): else a client that never reads
+/// Written and not yet sent bytes that the kernel holds for one client (`TCP_NOTSENT_LOWAT`): else a client that never reads
 /// pins megabytes that no limit of ours counts.
 const NOT_SENT_BYTES_MAX: u32 = 128 * 1024;
 /// Pause when the system refuses to accept.

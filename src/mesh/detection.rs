@@ -1,4 +1,4 @@
-//! Whether the far side of a link is alive, adapted to the link (`mesh.md`, "Membership and discovery", Detection).
+//! Whether the far side of a link is alive, adapted to the link (`ARCHITECTURE.md`, "The mesh").
 //!
 //! Any packet is a sign of life. Each end says hello in a rhythm that it announced in the handshake; a hello echoes the number of the last
 //! one heard, so that a cut in one direction is noticed at both ends. A link is dead after the longest of three hellos, as many hellos as

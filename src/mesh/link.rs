@@ -39,7 +39,7 @@ use crate::task;
 const TICKS_PER_HELLO: u32 = 4;
 /// A living peer that has consumed nothing of what is on its way for this many detection times, and for [`STALL_MIN`], is wedged.
 ///
-/// Deviation from `mesh.md`: one detection time would end links on which a burst of loss holds up all lanes at once.
+/// Not one detection time: that would end links on which a burst of loss holds up all lanes at once.
 const STALL_DETECTION_TIMES: u32 = 4;
 const STALL_MIN: Duration = Duration::from_secs(2);
 

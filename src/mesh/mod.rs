@@ -71,7 +71,7 @@ use tls::Credentials;
 pub type DeliverFactory = Arc<dyn Fn() -> Box<dyn Deliver + Send> + Send + Sync>;
 
 /// The root opens a new epoch for a cheaper way at most this often.
-const EPOCH_INTERVAL: Duration = Duration::from_secs(10);
+const EPOCH_INTERVAL: Duration = Duration::from_secs(1);
 /// A shutdown waits so long for its last packets.
 const GOODBYE: Duration = Duration::from_millis(300);
 /// Candidates that wait to be judged.

@@ -1,4 +1,4 @@
-//! Which of two connections to one broker becomes, or stays, the link (`mesh.md`, "Membership and discovery").
+//! Which of two connections to one broker becomes, or stays, the link (`ARCHITECTURE.md`, "The mesh").
 //!
 //! Both ends judge by the same facts, so that two brokers that dial each other at the same moment keep the same connection: the one dialled
 //! by the lower id. A later life of the peer supersedes at once. Else the link that is there is probed for one detection time, and stays if

@@ -7,7 +7,6 @@ use std::time::Instant;
 use super::route::{Group, Subscription, SubscriptionKey};
 use super::{Batch, Connection, Router};
 use crate::codec::{ReasonCode, RetainHandling};
-use crate::limits::OUTBOX_BYTES_MAX;
 use crate::session::{RetainedBacklog, SubscriptionOptions};
 use crate::topic::{self, TopicError};
 
@@ -124,7 +123,7 @@ impl Router {
         }
         let pumped = state.pump(batch.variants(), now);
         batch.count_pumped(pumped);
-        while state.has_retained_backlog() && state.outbox.len() < OUTBOX_BYTES_MAX && state.outbound.queue_len() == 0 {
+        while state.has_retained_backlog() && !state.outbox.is_full() && state.outbound.queue_len() == 0 {
             let Some(message) = state.retained_now.next() else {
                 let Some(backlog) = state.retained.pop_front() else { break };
                 // Retained messages are looked up outside of the session's lock: the store has its own.

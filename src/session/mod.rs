@@ -1,6 +1,6 @@
 //! One client's state: what it subscribed, what is on its way to it, what it has sent half of, its will and its outbox.
 //!
-//! A [`Subscriber`] is a state behind one lock (`hotpath.md`): publishers lock it for one append, its own connection for a look. At most one
+//! A [`Subscriber`] is a state behind one lock: publishers lock it for one append, its own connection for a look. At most one
 //! subscriber's lock is held at a time, and never while another lock is taken (lock order: registry, origin-lane, subscriber).
 //!
 //! It is not a connection: it outlives one, and knows no socket. Sources: MQTT 5.0 section 4.1 (session state), 4.3 (QoS), 4.4 (redelivery),

@@ -1,6 +1,6 @@
 //! Encoded bytes on their way to one client: appended by whoever publishes, drained by the client's own connection task.
 //!
-//! The narrow interface of `hotpath.md`: append, take, close. Small messages are copied into one growing buffer, large payloads are shared; both
+//! A narrow interface: append, take, close. Small messages are copied into one growing buffer, large payloads are shared; both
 //! stand in one queue, so order holds. A producer that finds the owner asleep takes the waker away with it and wakes **after** it
 //! has let go of the lock, at most once a batch. The owner looks, arms and returns `Pending` inside one critical section: no wake-up is lost.
 //!
@@ -12,6 +12,7 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use crate::codec::ReasonCode;
+use crate::limits::{OUTBOX_BYTES_MAX, OUTBOX_COPIED_BYTES_MAX};
 
 /// A run of bytes in the order of sending.
 #[derive(Debug)]
@@ -59,7 +60,10 @@ enum Owner {
 pub struct Outbox {
     segments: VecDeque<Segment>,
     tail: Vec<u8>,
+    /// In the segments, of both kinds.
     segment_bytes: usize,
+    /// In the segments, shared.
+    shared_bytes: usize,
     owner: Owner,
     close: Option<ReasonCode>,
 }
@@ -77,6 +81,12 @@ impl Outbox {
         self.len() == 0
     }
 
+    /// Whether the bounds of `limits` are reached.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.len() >= OUTBOX_BYTES_MAX || self.len() - self.shared_bytes >= OUTBOX_COPIED_BYTES_MAX
+    }
+
     /// The buffer that takes whole packets; append only.
     pub fn tail(&mut self) -> &mut Vec<u8> {
         &mut self.tail
@@ -90,6 +100,7 @@ impl Outbox {
             self.segments.push_back(Segment::Copied(head));
         }
         self.segment_bytes += payload.len();
+        self.shared_bytes += payload.len();
         self.segments.push_back(Segment::Shared(payload));
     }
 
@@ -134,6 +145,7 @@ impl Outbox {
         std::mem::swap(&mut self.segments, &mut into.segments);
         std::mem::swap(&mut self.tail, &mut into.tail);
         self.segment_bytes = 0;
+        self.shared_bytes = 0;
         true
     }
 
@@ -183,6 +195,19 @@ mod tests {
         all.extend(&drained.tail);
         assert_eq!(all, b"abCDEFgh");
         assert!(outbox.is_empty() && !outbox.take(&mut drained) && drained.tail.is_empty());
+    }
+
+    #[test]
+    fn shared_payloads_have_a_wider_bound_than_copied_bytes() {
+        let mut outbox = Outbox::default();
+        outbox.push_shared(Bytes::from(vec![0; OUTBOX_BYTES_MAX - 1]));
+        assert!(!outbox.is_full());
+        outbox.tail().push(1);
+        assert!(outbox.is_full());
+        outbox.take(&mut Drained::default());
+        assert!(!outbox.is_full());
+        outbox.tail().resize(OUTBOX_COPIED_BYTES_MAX, 0);
+        assert!(outbox.is_full());
     }
 
     #[test]

@@ -14,7 +14,6 @@ use super::outbound::{Outbound, OutboundLimits, Queued, Resend};
 use super::outbox::Outbox;
 use super::variants::Variants;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
-use crate::limits::OUTBOX_BYTES_MAX;
 
 /// Names one session object of this process; a session that begins anew is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -179,7 +178,7 @@ impl State {
         let Some(connected) = self.connected else {
             return (self.deliver_away(variants, message, delivery), None);
         };
-        let has_room = self.outbox.len() < OUTBOX_BYTES_MAX;
+        let has_room = !self.outbox.is_full();
         if delivery.qos == QoS::AtMostOnce {
             if !has_room {
                 return (Outcome::DroppedSlow, None);
@@ -269,7 +268,7 @@ impl State {
     pub fn pump(&mut self, variants: &mut Variants, now: Instant) -> Pumped {
         let mut pumped = Pumped::default();
         let Some(connected) = self.connected else { return pumped };
-        while self.outbox.len() < OUTBOX_BYTES_MAX {
+        while !self.outbox.is_full() {
             let Some(resend) = self.outbound.resend(connected.window) else { break };
             match resend {
                 Resend::PubRel(id) => self.send_pubrel(id, connected.version),
@@ -297,7 +296,7 @@ impl State {
                 }
             }
         }
-        while self.outbox.len() < OUTBOX_BYTES_MAX && self.outbound.has_room(connected.window) {
+        while !self.outbox.is_full() && self.outbound.has_room(connected.window) {
             let Some(queued) = self.outbound.dequeue() else { break };
             if queued.message.expires_at.is_some_and(|at| at <= now) {
                 pumped.expired += 1;
