@@ -8,7 +8,6 @@
     clippy::print_stdout,
     clippy::disallowed_methods,
     unreachable_pub,
-    unreachable_pub,
     reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
 )]
 
