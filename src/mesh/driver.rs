@@ -3,7 +3,7 @@
 //! Everything comes to it through two bounded queues (links, candidates) and a timer; it waits for nothing else, so that whoever waits for
 //! it is served. It decides nothing of the tree: `stp` does. It moves no messages: the lanes' tasks do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,10 @@ use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, M
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use crate::task;
 
-/// A broker tells of its changes once a second, as far as these go: so many in so long, so that the first of a quiet time, and those that
-/// follow from it, need not wait.
-const RECORD_BURST: usize = 3;
-/// See [`RECORD_BURST`].
-const RECORD_BURST_INTERVAL: Duration = Duration::from_secs(3);
+/// A broker tells of its changes once a second on the long run.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// After a quiet time it may be so far ahead: the first changes of a failover, and those that follow from them, need not wait.
+const RECORD_AHEAD: Duration = Duration::from_secs(7);
 /// What changes together is told together.
 const RECORD_DELAY: Duration = Duration::from_millis(50);
 /// A broker tells of itself at least this often.
@@ -101,8 +100,9 @@ pub(super) struct Driver {
     book: Arc<Book>,
     /// Since when our own record is no longer what was told.
     untold_since: Option<Instant>,
-    /// When it was told the last [`RECORD_BURST`] times.
-    told_at: VecDeque<Instant>,
+    told_at: Instant,
+    /// When it would be told next if it had always kept to [`RECORD_INTERVAL`].
+    in_step_at: Instant,
     /// The tree as it was last logged and counted.
     last_change: LastChange,
     events: mpsc::Sender<Event>,
@@ -145,7 +145,8 @@ impl Driver {
             generation: 0,
             book: Arc::new(book),
             untold_since: None,
-            told_at: VecDeque::from([clock::now()]),
+            told_at: clock::now(),
+            in_step_at: clock::now(),
             last_change,
             events,
             probed,
@@ -424,14 +425,9 @@ impl Driver {
 
     /// When our record is to be told next. A change waits a moment for those that come with it.
     fn record_due(&self) -> Instant {
-        let refresh = self.told_at.back().map(|last| *last + RECORD_REFRESH);
-        let earliest =
-            self.told_at.front().filter(|_| self.told_at.len() == RECORD_BURST).map(|first| *first + RECORD_BURST_INTERVAL);
-        match (self.untold_since.map(|since| since + RECORD_DELAY), earliest) {
-            (Some(due), Some(earliest)) => due.max(earliest),
-            (Some(due), None) => due,
-            (None, _) => refresh.unwrap_or_else(clock::now),
-        }
+        let Some(since) = self.untold_since else { return self.told_at + RECORD_REFRESH };
+        let due = since + RECORD_DELAY;
+        self.in_step_at.checked_sub(RECORD_AHEAD).map_or(due, |earliest| due.max(earliest))
     }
 
     fn tell_record(&mut self) {
@@ -441,11 +437,8 @@ impl Driver {
         let record = own_record(&self.settings, &self.stp, &self.last_change, links, sequence);
         self.links.values().for_each(|entry| send_record(&entry.link, &record));
         *self.book.own.write() = record;
-        self.untold_since = None;
-        self.told_at.push_back(now);
-        if self.told_at.len() > RECORD_BURST {
-            self.told_at.pop_front();
-        }
+        (self.untold_since, self.told_at) = (None, now);
+        self.in_step_at = self.in_step_at.max(now) + RECORD_INTERVAL;
     }
 }
 
