@@ -1,6 +1,7 @@
 //! One lane of this broker: its ring, what is known of its origin-lanes, and the cursors that follow it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use super::ring::Ring;
 use super::sync::{AtomicBool, AtomicU64, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
-use crate::ids::{LaneId, OriginLane};
+use crate::ids::{LaneId, LogId, OriginLane};
 use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, STREAMS_PER_LANE_MAX};
 
 /// Bits of a sequence that say which message of its block it is.
@@ -80,7 +81,7 @@ pub(super) struct Lane {
     /// What this broker's own clients publish.
     pub(super) own: Arc<Stream>,
     /// All others, by origin and log.
-    streams: RwLock<HashMap<StreamKey, Arc<Stream>, ahash::RandomState>>,
+    streams: RwLock<BTreeMap<StreamKey, Arc<Stream>>>,
     /// Replaced when a port comes or goes, read by every publish.
     cursors: ArcSwap<Vec<Arc<Cursor>>>,
     /// Until then this broker is new to the mesh, as far as the lane is concerned.
@@ -180,7 +181,7 @@ impl Lane {
     /// # Errors
     /// [`LaneError::TooManyOrigins`] where the peer names more than a mesh can have.
     pub(super) fn stream(&self, (origin, log): StreamKey, now: Instant, silence: Duration) -> Result<Arc<Stream>, LaneError> {
-        let known = |streams: &HashMap<_, Arc<Stream>, _>| streams.get(&(origin, log)).cloned();
+        let known = |streams: &BTreeMap<_, Arc<Stream>>| streams.get(&(origin, log)).cloned();
         if (origin, log) == self.own.key() {
             return Ok(Arc::clone(&self.own));
         }
@@ -191,10 +192,12 @@ impl Lane {
         if let Some(stream) = known(&streams) {
             return Ok(stream);
         }
-        if streams.keys().filter(|(held, _)| *held == origin).count() >= LOGS_PER_ORIGIN_MAX {
-            forget_one(&mut streams, |key| key.0 == origin, now, silence);
+        let logs = (origin, LogId(0))..=(origin, LogId(u64::MAX));
+        if streams.range(logs.clone()).count() >= LOGS_PER_ORIGIN_MAX {
+            // A broker that restarts more often than that is remembered all the same, up to the bound of the table.
+            forget_one(&mut streams, logs, now, silence);
         }
-        if streams.len() >= STREAMS_PER_LANE_MAX && !forget_one(&mut streams, |_| true, now, silence) {
+        if streams.len() >= STREAMS_PER_LANE_MAX && !forget_one(&mut streams, .., now, silence) {
             return Err(LaneError::TooManyOrigins);
         }
         let stream = Arc::new(Stream::new(OriginLane { origin, log, lane: self.id }, 0, now));
@@ -250,15 +253,15 @@ impl Lane {
     }
 }
 
-/// Forgets the origin-lane among those that `may` go that has been silent longest, if that is longer than `silence`, and nothing in
-/// the ring and no link speaks of it: what is forgotten could come again and would be new. False if there is none.
+/// Forgets the origin-lane of `among` that has been silent longest, if that is longer than `silence`, and nothing in the ring and no
+/// link speaks of it: what is forgotten could come again and would be new. False if there is none.
 fn forget_one(
-    streams: &mut HashMap<StreamKey, Arc<Stream>, ahash::RandomState>,
-    may: impl Fn(&StreamKey) -> bool,
+    streams: &mut BTreeMap<StreamKey, Arc<Stream>>,
+    among: impl RangeBounds<StreamKey>,
     now: Instant,
     silence: Duration,
 ) -> bool {
-    let silent = streams.iter().filter(|(key, stream)| may(key) && Arc::strong_count(stream) == 1);
+    let silent = streams.range(among).filter(|(_, stream)| Arc::strong_count(stream) == 1);
     let oldest = silent.map(|(key, stream)| (*stream.turn.lock(), *key)).min_by_key(|(heard, _)| *heard);
     let gone = oldest.filter(|(heard, _)| now.saturating_duration_since(*heard) > silence);
     gone.is_some_and(|(_, key)| streams.remove(&key).is_some())

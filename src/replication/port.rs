@@ -207,13 +207,12 @@ impl PortLane {
     fn open(&self, mark: &OpenMark, now: Instant) {
         let Some(lane) = self.lane() else { return };
         let mut sender = self.sender.lock();
-        match &sender.mine {
-            // Byte for byte what it said before: the parent may already have acted upon it.
-            Some(mine) if mine.number == mark.number => {
-                let Sender { mine, outgoing, .. } = &mut *sender;
-                mine.iter().for_each(|mine| lane::put_open(&mut outgoing.tail, mark, mine.new, &mine.covers));
-            }
-            _ => self.write_open(&mut sender, lane, mark, now),
+        let Sender { mine, outgoing, .. } = &mut *sender;
+        if let Some(mine) = mine.as_ref().filter(|mine| mine.number == mark.number) {
+            // With the covers of the first time: the parent may already have acted upon them.
+            lane::put_open(&mut outgoing.tail, mark, mine.new, &mine.covers);
+        } else {
+            self.write_open(&mut sender, lane, mark, now);
         }
         drop(sender);
         self.cursor.sleeper.wake();
@@ -402,17 +401,19 @@ impl Sender {
 
     fn encode(&mut self, port: &PortLane, lane: &Lane, block: &Block, now: Instant) {
         let key = block.stream.key();
-        let known = self.far.get(&key).map_or(0, |far| far.known);
-        if block.last <= known {
+        let far = self.far.entry(key).or_default();
+        if block.last <= far.known {
             return;
         }
+        let known = std::mem::replace(&mut far.known, block.last);
+        let alias = far.alias;
         let counters = &port.replication.counters;
         let age_ms = block.age_ms(now);
         let too_old = age_ms > port.replication.ring_age_ms();
         let too_far = block.hops >= port.replication.config.hop_max;
         match &block.content {
             Content::Messages(body) if !too_old && !too_far => {
-                let alias = self.alias(key);
+                let alias = alias.unwrap_or_else(|| self.introduce(key));
                 let (hops, first) = (block.hops + 1, block.first);
                 let head = lane::Block { alias, prev: known, hops, age_ms, first, body };
                 lane::put_messages_head(&mut self.outgoing.tail, &head);
@@ -421,51 +422,50 @@ impl Sender {
             }
             Content::Messages(_) => {
                 if too_old { &counters.blocks_aged } else { &counters.blocks_hop_limited }.add(1);
-                self.put_gap(port, lane, key, block.last);
+                self.put_gap(port, lane, key, known, block.last);
             }
-            Content::Lost => self.put_gap(port, lane, key, block.last),
+            Content::Lost => self.put_gap(port, lane, key, known, block.last),
         }
-        self.far.entry(key).or_default().known = block.last;
     }
 
     /// Tells the far side what it lacks and the ring no longer has.
     fn tell_floors(&mut self, port: &PortLane, lane: &Lane) {
         lane.for_each_floor(|key, floor| {
-            if floor > self.far.get(&key).map_or(0, |far| far.known) {
-                self.put_gap(port, lane, key, floor);
+            let known = self.far.get(&key).map_or(0, |far| far.known);
+            if floor > known {
                 self.far.entry(key).or_default().known = floor;
+                self.put_gap(port, lane, key, known, floor);
             }
         });
     }
 
     /// Of QoS 0 nobody is told: ids have holes.
-    fn put_gap(&mut self, port: &PortLane, lane: &Lane, key: StreamKey, to: u64) {
-        if lane.reliable {
-            let from = self.far.get(&key).map_or(0, |far| far.known);
-            let alias = self.alias(key);
-            lane::put_gap(&mut self.outgoing.tail, alias, from, to);
-            port.replication.counters.gaps_sent.add(1);
+    fn put_gap(&mut self, port: &PortLane, lane: &Lane, key: StreamKey, from: u64, to: u64) {
+        if !lane.reliable {
+            return;
+        }
+        let alias = self.far.get(&key).and_then(|far| far.alias).unwrap_or_else(|| self.introduce(key));
+        lane::put_gap(&mut self.outgoing.tail, alias, from, to);
+        let counter = &port.replication.counters.gaps_sent;
+        counter.add(1);
+        if counter.value().is_power_of_two() {
+            let (origin, so_far) = (key.0, counter.value());
+            tracing::warn!(%origin, lane = lane.id.0, from, to, so_far, "a neighbour lacks messages that the ring no longer has");
         }
     }
 
-    /// What the stream calls `key`, introduced if it has not been.
-    fn alias(&mut self, key: StreamKey) -> u16 {
-        let far = self.far.entry(key).or_default();
-        if let Some(alias) = far.alias {
-            return alias;
-        }
+    /// Gives `key` a name on this stream.
+    fn introduce(&mut self, key: StreamKey) -> u16 {
         let alias = self.alias_next;
-        far.alias = Some(alias);
         self.alias_next = (alias + 1) % LANE_ALIASES_MAX;
         match self.aliases.get_mut(usize::from(alias)) {
             Some(held) => {
                 let displaced = std::mem::replace(held, key);
-                if let Some(far) = self.far.get_mut(&displaced) {
-                    far.alias = None;
-                }
+                self.far.entry(displaced).and_modify(|far| far.alias = None);
             }
             None => self.aliases.push(key),
         }
+        self.far.entry(key).or_default().alias = Some(alias);
         lane::put_origin(&mut self.outgoing.tail, alias, key.0, key.1);
         alias
     }

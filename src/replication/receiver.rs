@@ -264,10 +264,20 @@ impl LaneReceiver {
         }
         *heard = now;
         lane.skip_to(stream, to, now);
-        // A broker that is new to the mesh is owed nothing from before.
-        if lane.is_new(now) { &counters.covers_adopted } else { &counters.gaps_received }.add(1);
         drop(heard);
         lane.wake();
+        // A broker that is new to the mesh is owed nothing from before.
+        if lane.is_new(now) {
+            counters.covers_adopted.add(1);
+            return Ok(());
+        }
+        counters.gaps_received.add(1);
+        // What overload brings again and again is said ever less often.
+        let so_far = counters.gaps_received.value();
+        if so_far.is_power_of_two() {
+            let origin = stream.key().0;
+            tracing::warn!(%origin, lane = lane.id.0, from = cover, to, so_far, "messages are lost to this broker");
+        }
         Ok(())
     }
 }

@@ -579,5 +579,27 @@ fn aliases_are_given_away_again() {
     assert_eq!(pair.parent.got().len() as u64, 2 * origins);
 }
 
+/// A broker that restarts again and again leaves no trail without end, and no log that could still come is forgotten.
+#[test]
+fn logs_that_have_long_been_silent_are_forgotten() {
+    let now = start();
+    let broker = Broker::new(1, now);
+    let (age, silence) = (broker.replication.config.ring_age, broker.replication.silence());
+    let lane = broker.replication.lane(LaneId(2)).unwrap();
+    let logs = || lane.covers().iter().filter(|cover| cover.origin == BrokerId(5)).map(|cover| cover.log.0).collect::<Vec<_>>();
+    let hear = |log: u64, at: Instant| {
+        let stream = lane.stream((BrokerId(5), LogId(log)), at, silence).unwrap();
+        *stream.turn.lock() = at;
+        lane.skip_to(&stream, 1, at);
+    };
+    (1..=9).for_each(|log| hear(log, now + Duration::from_secs(log)));
+    assert_eq!(logs(), (1..=9).collect::<Vec<_>>(), "none of them is old");
+    hear(10, now + 2 * silence);
+    assert_eq!(logs(), (1..=10).collect::<Vec<_>>(), "the ring still speaks of them");
+    broker.replication.trim(now + 2 * silence + age);
+    hear(11, now + 2 * silence + age);
+    assert_eq!(logs(), (2..=11).collect::<Vec<_>>(), "the oldest goes");
+}
+
 /// The largest body of a frame where messages may have 1,000 bytes: an OPEN's page of covers.
 const OPEN_COVERS_FRAME_BYTES_MAX: usize = crate::limits::OPEN_COVERS_BYTES_MAX + crate::frame::lane::FRAME_OVERHEAD_BYTES_MAX;
