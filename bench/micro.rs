@@ -2,6 +2,8 @@
 //!
 //! `cargo bench` runs all, `cargo bench -- codec` those of one part. Throughput is in messages, so criterion's "time" of a batch
 //! divided by its elements is the cost of one. Not a proof of speed: the kernel costs more than all of this (`README.md`).
+//!
+//! "Time" is processor time of the thread, so that other programs on the machine disturb little.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark on inputs of its own")]
 
@@ -12,7 +14,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+use criterion::{BatchSize, Throughput, criterion_group, criterion_main};
 use mqtt_st_quic::clock;
 use mqtt_st_quic::codec::{self, ProtocolVersion, PublishHead, QoS, RetainHandling};
 use mqtt_st_quic::frame::lane::{self, Messages};
@@ -23,10 +26,51 @@ use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Ingress, RouteCach
 use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, SessionExpiry, SubscriptionOptions};
 use mqtt_st_quic::stp::{Bpdu, Input, Stp, StpConfig};
 use mqtt_st_quic::topic::{self, SubscriptionTrie};
+use rustix::time::{ClockId, clock_gettime};
 
 /// As in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+type Criterion = criterion::Criterion<ProcessorTime>;
+
+/// Measures the processor time of the thread.
+struct ProcessorTime;
+
+impl ProcessorTime {
+    fn used() -> Duration {
+        clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap()
+    }
+}
+
+impl Measurement for ProcessorTime {
+    type Intermediate = Duration;
+    type Value = Duration;
+
+    fn start(&self) -> Duration {
+        Self::used()
+    }
+
+    fn end(&self, start: Duration) -> Duration {
+        Self::used() - start
+    }
+
+    fn add(&self, one: &Duration, other: &Duration) -> Duration {
+        *one + *other
+    }
+
+    fn zero(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn to_f64(&self, value: &Duration) -> f64 {
+        WallTime.to_f64(value)
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        WallTime.formatter()
+    }
+}
 
 const TOPIC: &str = "plant/7/line/3/temp";
 
@@ -262,7 +306,7 @@ fn replicate(criterion: &mut Criterion) {
 fn frames(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("frame");
     group.throughput(Throughput::Elements(BATCH as u64));
-    for (name, same_topic) in [("one topic", true), ("a topic each", false)] {
+    for (name, same_topic) in [("one topic", true), ("a topic with each", false)] {
         let message = mesh_message(QoS::AtLeastOnce);
         let mut body = Vec::with_capacity(16 * 1024);
         let write = |body: &mut Vec<u8>| {
@@ -316,5 +360,9 @@ fn tree(criterion: &mut Criterion) {
     assert_eq!(stp.tree(), root, "the broker has joined the tree it heard of");
 }
 
-criterion_group!(benches, codec, topics, publish, replicate, frames, tree);
+criterion_group! {
+    name = benches;
+    config = criterion::Criterion::default().with_measurement(ProcessorTime);
+    targets = codec, topics, publish, replicate, frames, tree
+}
 criterion_main!(benches);
