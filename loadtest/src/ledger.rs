@@ -42,8 +42,14 @@ impl Flow {
     }
 
     /// Books the arrival of `sequence`.
+    #[inline]
     pub(crate) fn book(&mut self, sequence: u64) -> Arrival {
-        let arrival = if sequence >= self.next {
+        if sequence == self.next {
+            // Nearly always, so nothing else is looked at.
+            (self.next, self.delivered) = (sequence.saturating_add(1), self.delivered + 1);
+            return Arrival::Forward { advanced: 1 };
+        }
+        let arrival = if sequence > self.next {
             self.holes.add(self.next, sequence);
             let advanced = (sequence - self.next).saturating_add(1);
             self.next = sequence.saturating_add(1);

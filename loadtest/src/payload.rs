@@ -47,6 +47,7 @@ pub(crate) enum PayloadFault {
 }
 
 /// Appends the payload of `stamp` to `out`: `payload_bytes` bytes, at least [`STAMP_BYTES`].
+#[inline]
 pub(crate) fn write(stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
     let filler_bytes = payload_bytes.saturating_sub(STAMP_BYTES);
     out.extend_from_slice(&MAGIC);
@@ -62,6 +63,7 @@ pub(crate) fn write(stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
 ///
 /// # Errors
 /// When the payload is foreign or has been changed.
+#[inline]
 pub(crate) fn read(payload: &[u8]) -> Result<Stamp, PayloadFault> {
     let (magic, rest) = payload.split_first_chunk().ok_or(PayloadFault::Foreign)?;
     if *magic != MAGIC {
@@ -78,6 +80,7 @@ pub(crate) fn read(payload: &[u8]) -> Result<Stamp, PayloadFault> {
 }
 
 /// The stamp and its digest after the magic, and what follows them.
+#[inline]
 fn read_stamp(bytes: &[u8]) -> Option<(Stamp, u32, &[u8])> {
     let (digest, bytes) = bytes.split_first_chunk()?;
     let (run, bytes) = bytes.split_first_chunk()?;
@@ -94,6 +97,7 @@ fn read_stamp(bytes: &[u8]) -> Option<(Stamp, u32, &[u8])> {
 }
 
 /// A digest against accidents, not against malice.
+#[inline]
 fn digest(stamp: &Stamp, payload_bytes: usize) -> u32 {
     let identity = u64::from(stamp.run) << 32 | u64::from(stamp.publisher);
     let mixed = [identity, stamp.sequence, stamp.due_at_ns].iter().fold(payload_bytes as u64, |state, word| {

@@ -139,6 +139,7 @@ impl Inbox {
         Self { plan, run, version, subscribed: false, flows, unreleased: PacketIds::default() }
     }
 
+    #[inline]
     fn take(&mut self, frame: &Frame<'_>, out: &mut Vec<u8>, batch: &mut Batch<'_>) -> Result<(), Fault> {
         match frame.kind {
             PacketKind::Publish => {
@@ -169,6 +170,7 @@ impl Inbox {
     }
 
     /// Queues the answer a PUBLISH asks for; false if it is the repetition of one that is not released yet.
+    #[inline]
     fn acknowledge(&mut self, publish: &Publish<'_>, out: &mut Vec<u8>) -> bool {
         match (publish.qos, publish.packet_id) {
             (QoS::AtLeastOnce, Some(id)) => write_acknowledgement(PacketKind::PubAck, id, out),
@@ -181,6 +183,7 @@ impl Inbox {
         true
     }
 
+    #[inline]
     fn deliver(&mut self, publish: &Publish<'_>, batch: &mut Batch<'_>) -> Result<(), Fault> {
         let stamp = payload::read(publish.payload);
         let Some(publisher) = self.plan.publisher else {
@@ -231,19 +234,25 @@ impl Flows {
     }
 
     /// The flow of `key`, joined at `sequence` if it is new; `None` when there are too many.
+    #[inline]
     fn of(&mut self, key: FlowKey, sequence: u64) -> Option<&mut Flow> {
         if self.list.get(self.last).is_none_or(|(last, _)| *last != key) {
-            let places = self.places.len();
-            self.last = match self.places.entry(key) {
-                Entry::Occupied(place) => *place.get(),
-                Entry::Vacant(_) if places >= FLOWS_MAX => return None,
-                Entry::Vacant(vacant) => {
-                    self.list.push((key, Flow::joined_at(sequence)));
-                    *vacant.insert(places)
-                }
-            };
+            self.last = self.place(key, sequence)?;
         }
         self.list.get_mut(self.last).map(|(_, flow)| flow)
+    }
+
+    #[cold]
+    fn place(&mut self, key: FlowKey, sequence: u64) -> Option<usize> {
+        let places = self.places.len();
+        match self.places.entry(key) {
+            Entry::Occupied(place) => Some(*place.get()),
+            Entry::Vacant(_) if places >= FLOWS_MAX => None,
+            Entry::Vacant(vacant) => {
+                self.list.push((key, Flow::joined_at(sequence)));
+                Some(*vacant.insert(places))
+            }
+        }
     }
 }
 
@@ -279,8 +288,10 @@ impl PacketIds {
 struct Batch<'a> {
     tally: &'a Tally,
     subscriber: u32,
-    /// When the first message of the batch was seen, from when on messages are measured, and where.
-    measuring: Option<(u64, u64, MutexGuard<'a, Latencies>)>,
+    /// When the messages that came last were due, and how many of them there were: those sent in one write are due together,
+    /// and so are measured together.
+    due: (u64, u64),
+    measuring: Option<Measuring<'a>>,
     advanced: u64,
     delivered: u64,
     duplicated: u64,
@@ -289,12 +300,22 @@ struct Batch<'a> {
     foreign: u64,
 }
 
+/// How long the messages of a batch took.
+struct Measuring<'a> {
+    /// When the batch was read.
+    now_ns: u64,
+    /// Messages due earlier are not measured.
+    from_ns: u64,
+    latencies: MutexGuard<'a, Latencies>,
+}
+
 impl<'a> Batch<'a> {
     fn new(tally: &'a Tally, subscriber: u32) -> Self {
-        let (advanced, delivered, duplicated, reordered, corrupted, foreign) = Default::default();
-        Self { tally, subscriber, measuring: None, advanced, delivered, duplicated, reordered, corrupted, foreign }
+        let (due, advanced, delivered, duplicated, reordered, corrupted, foreign) = Default::default();
+        Self { tally, subscriber, due, measuring: None, advanced, delivered, duplicated, reordered, corrupted, foreign }
     }
 
+    #[inline]
     fn arrived(&mut self, arrival: Arrival, due_at_ns: u64) {
         match arrival {
             Arrival::Forward { advanced } => self.advanced += advanced,
@@ -305,15 +326,32 @@ impl<'a> Batch<'a> {
             }
         }
         self.delivered += 1;
+        if due_at_ns != self.due.0 {
+            self.measure();
+            self.due = (due_at_ns, 0);
+        }
+        self.due.1 += 1;
+    }
+
+    /// Records the latency of the messages that came last.
+    fn measure(&mut self) {
+        let (due_at_ns, messages) = self.due;
+        if messages == 0 {
+            return;
+        }
         let (tally, subscriber) = (self.tally, self.subscriber);
-        let (now_ns, measured_from_ns, latencies) =
-            self.measuring.get_or_insert_with(|| (now_ns(), tally.measured_from_ns(), tally.latencies_of(subscriber)));
-        if due_at_ns >= *measured_from_ns {
-            latencies.saturating_record(now_ns.saturating_sub(due_at_ns));
+        let measuring = self.measuring.get_or_insert_with(|| Measuring {
+            now_ns: now_ns(),
+            from_ns: tally.measured_from_ns(),
+            latencies: tally.latencies_of(subscriber),
+        });
+        if due_at_ns >= measuring.from_ns {
+            measuring.latencies.saturating_record_n(measuring.now_ns.saturating_sub(due_at_ns), messages);
         }
     }
 
-    fn book(self, publisher: Option<&Gate>) {
+    fn book(mut self, publisher: Option<&Gate>) {
+        self.measure();
         self.tally.delivered.add(self.delivered);
         self.tally.duplicated.add(self.duplicated);
         self.tally.reordered.add(self.reordered);

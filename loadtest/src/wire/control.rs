@@ -6,7 +6,7 @@
 use bytes::BytesMut;
 use mqttbytes::{v4, v5};
 
-use super::frame::{Frame, PacketKind, WireFault};
+use super::frame::{Frame, PacketKind, WireFault, push_variable_integer};
 use super::{QoS, Version};
 
 /// The packet id of the one SUBSCRIBE a connection sends.
@@ -178,11 +178,18 @@ pub(crate) fn disconnect_reason(frame: &Frame<'_>) -> u8 {
 }
 
 fn read_v4(frame: &Frame<'_>) -> Result<v4::Packet, WireFault> {
-    v4::read(&mut BytesMut::from(frame.whole), usize::MAX).map_err(|cause| WireFault::Control { kind: frame.kind, cause })
+    v4::read(&mut packet(frame), usize::MAX).map_err(|cause| WireFault::Control { kind: frame.kind, cause })
 }
 
 fn read_v5(frame: &Frame<'_>) -> Result<v5::Packet, WireFault> {
-    v5::read(&mut BytesMut::from(frame.whole), usize::MAX).map_err(|cause| WireFault::Control { kind: frame.kind, cause })
+    v5::read(&mut packet(frame), usize::MAX).map_err(|cause| WireFault::Control { kind: frame.kind, cause })
+}
+
+/// The frame as `mqttbytes` takes it, from its first byte.
+fn packet(frame: &Frame<'_>) -> BytesMut {
+    let mut head = vec![frame.first_byte];
+    push_variable_integer(&mut head, frame.body.len());
+    [head.as_slice(), frame.body].concat().as_slice().into()
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ pub(crate) enum PacketKind {
 
 impl PacketKind {
     /// Type and flags of the first byte; the flags of PUBLISH are free, all others are fixed [MQTT-2.2.2-2].
+    #[inline]
     fn of(first_byte: u8) -> Option<Self> {
         Some(match first_byte {
             0x20 => Self::ConnAck,
@@ -72,14 +73,13 @@ pub(crate) struct Frame<'a> {
     pub(crate) first_byte: u8,
     /// What the remaining length counts.
     pub(crate) body: &'a [u8],
-    /// The packet from its first byte.
-    pub(crate) whole: &'a [u8],
 }
 
 /// The frame at the front of `input` and what follows it, or `None` when more bytes are needed.
 ///
 /// # Errors
 /// When the first bytes cannot begin a packet from a broker.
+#[inline]
 pub(crate) fn split(input: &[u8]) -> Result<Option<(Frame<'_>, &[u8])>, WireFault> {
     let Some((&first_byte, after_first)) = input.split_first() else {
         return Ok(None);
@@ -91,14 +91,14 @@ pub(crate) fn split(input: &[u8]) -> Result<Option<(Frame<'_>, &[u8])>, WireFaul
     let Some((body, rest)) = after_length.split_at_checked(remaining) else {
         return Ok(None);
     };
-    let whole = input.get(..input.len() - rest.len()).unwrap_or(input);
-    Ok(Some((Frame { kind, first_byte, body, whole }, rest)))
+    Ok(Some((Frame { kind, first_byte, body }, rest)))
 }
 
 /// A variable byte integer and what follows it [MQTT-1.5.5-1], or `None` when more bytes are needed.
 ///
 /// # Errors
 /// When it is longer than four bytes.
+#[inline]
 pub(super) fn variable_integer(input: &[u8]) -> Result<Option<(usize, &[u8])>, WireFault> {
     let mut value = 0;
     let mut rest = input;
@@ -115,6 +115,18 @@ pub(super) fn variable_integer(input: &[u8]) -> Result<Option<(usize, &[u8])>, W
     Err(WireFault::RemainingLength)
 }
 
+/// Appends a variable byte integer of at most 268,435,455 [MQTT-1.5.5-1].
+pub(super) fn push_variable_integer(out: &mut Vec<u8>, mut value: usize) {
+    loop {
+        let byte = (value & 0x7f) as u8;
+        value >>= 7;
+        if value == 0 {
+            return out.push(byte);
+        }
+        out.push(byte | 0x80);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,7 +138,7 @@ mod tests {
             assert_eq!(split(&packet[..cut]), Ok(None), "{cut} bytes");
         }
         let (frame, rest) = split(&packet).unwrap().unwrap();
-        assert_eq!((frame.kind, frame.body, frame.whole, rest), (PacketKind::PubAck, &[0, 7][..], &packet[..4], &packet[4..]));
+        assert_eq!((frame.kind, frame.body, rest), (PacketKind::PubAck, &[0, 7][..], &packet[4..]));
         let (frame, rest) = split(rest).unwrap().unwrap();
         assert_eq!((frame.kind, frame.body.len(), rest.len()), (PacketKind::PingResp, 0, 0));
     }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU16;
 
-use super::frame::{Frame, PacketKind, WireFault, variable_integer};
+use super::frame::{Frame, PacketKind, WireFault, push_variable_integer, variable_integer};
 use super::{QoS, Version};
 use crate::payload::{self, Stamp};
 
@@ -31,6 +31,7 @@ impl PublishWriter {
     }
 
     /// Appends one packet; `packet_id` is there for QoS 1 and 2 and absent for QoS 0.
+    #[inline]
     pub(crate) fn write(&self, packet_id: Option<NonZeroU16>, stamp: &Stamp, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.head);
         if let Some(id) = packet_id {
@@ -61,10 +62,12 @@ pub(crate) struct Publish<'a> {
 ///
 /// # Errors
 /// When it is malformed.
+#[inline]
 pub(crate) fn publish<'a>(frame: &Frame<'a>, version: Version) -> Result<Publish<'a>, WireFault> {
     read_publish(frame, version).ok_or(WireFault::Malformed(PacketKind::Publish))
 }
 
+#[inline]
 fn read_publish<'a>(frame: &Frame<'a>, version: Version) -> Option<Publish<'a>> {
     let qos = QoS::from_number(frame.first_byte >> 1 & 3)?;
     let (topic_bytes, rest) = frame.body.split_first_chunk()?;
@@ -99,17 +102,6 @@ pub(crate) fn acknowledgement(frame: &Frame<'_>, version: Version) -> Result<(No
 pub(crate) fn write_acknowledgement(kind: PacketKind, packet_id: NonZeroU16, out: &mut Vec<u8>) {
     let [high, low] = packet_id.get().to_be_bytes();
     out.extend_from_slice(&[kind.first_byte(), 2, high, low]);
-}
-
-fn push_variable_integer(out: &mut Vec<u8>, mut value: usize) {
-    loop {
-        let byte = (value & 0x7f) as u8;
-        value >>= 7;
-        if value == 0 {
-            return out.push(byte);
-        }
-        out.push(byte | 0x80);
-    }
 }
 
 #[cfg(test)]
