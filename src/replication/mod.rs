@@ -1,6 +1,6 @@
 //! One log, many cursors: how a message that is published at one broker comes to all others, once each.
 //!
-//! Every lane has a [ring](ring) of blocks. Local publishers append to it ([`LocalBatch`], [`Replication::publish`]); so does whoever
+//! Every lane has a [ring] of blocks. Local publishers append to it ([`LocalBatch`], [`Replication::publish`]); so does whoever
 //! receives blocks over a link ([`LaneReceiver`]). Each tree port follows every ring with a cursor of its own ([`PortLane`]), from
 //! which its lane writer is fed. A slow or dead link is a cursor that lags; it slows no other link and no local subscriber. What
 //! makes this correct is one number an origin-lane, its **cover**: every id up to it is known here, so a block at or below it is

@@ -5,7 +5,7 @@
 //! [MQTT-1.5.4-1, 1.5.4-2, 4.7.3-2, 4.7.3-3].
 //!
 //! Invariants: names and filters are compared byte by byte, without normalisation or folding [MQTT-4.7.3-4]; an empty level is a level
-//! (`a//b` has three, `/a` two); [`matches`], [`SubscriptionTrie`] and [`NameTrie`] agree on every name and filter.
+//! (`a//b` has three, `/a` two); [`matches()`], [`SubscriptionTrie`] and [`NameTrie`] agree on every name and filter.
 //!
 //! Specification: MQTT 5.0, sections 4.7 (names and filters) and 4.8.2 (shared subscriptions); statements are cited by its numbers.
 
