@@ -144,6 +144,9 @@ fn strangers_stay_out_and_the_log_says_why() {
     foreign.certify("m", "stranger", &[]);
     site.certify("n", "other-mesh", &[]);
     site.certify("m", "expired", &["--days", "0"]);
+    wait_for("a certificate that has expired", || {
+        run(&["certs", "show", &site.file("pki/expired.pem")]).out.contains("valid    expired\n").then_some(())
+    });
     let outsiders = [
         (foreign.start("stranger", &foreign.configuration("stranger", &peers)), &["refused", "authority"][..]),
         (
