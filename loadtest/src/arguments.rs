@@ -17,13 +17,20 @@ const PAYLOAD_BYTES_MAX: i64 = 268_000_000;
 
 const TOPIC_BYTES_MAX: usize = 65_000;
 
+const EXAMPLES: &str = "\
+Examples:
+  loadtest pair --pairs 10 --qos 1                            how much a broker carries
+  loadtest latency --rate 10000 --fail-on 'lost>0,p99>5ms'    how long messages take, and whether that will do
+  loadtest pair --subscribers 100 --broker a --subscribe-at b from one broker of a mesh to another
+  loadtest sub --qos 1 & loadtest pub --qos 1 --count 1000    ends on different hosts";
+
 /// A load generator with a ledger for any MQTT broker.
 ///
 /// Every message bears a stamp, so that lost, duplicated, reordered and corrupted ones are told apart, and latency is measured
 /// from the moment a message was due. stdout is the report, stderr is progress and errors. Exit code 0: good; 1: a broker
 /// failed, or a --fail-on condition holds; 2: wrong usage; 130: interrupted.
 #[derive(Debug, Parser)]
-#[command(name = "loadtest", version, max_term_width = 110)]
+#[command(name = "loadtest", version, max_term_width = 110, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,

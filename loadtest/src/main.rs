@@ -46,6 +46,9 @@ use crate::report::Report;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Of a broker that dies, every client complains; the first few say it all.
+const FAULTS_TOLD: usize = 5;
+
 /// What a shell expects of a program that was interrupted.
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
 
 /// Runs, reports and judges.
 fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
+    allow_many_sockets();
     let runtime = runtime(plan.threads)?;
     let mut progress = Progress::new(output.quiet);
     let outcome = runtime.block_on(run::run(plan, &mut progress));
@@ -71,7 +75,10 @@ fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
         fs::write(path, json).with_context(|| format!("cannot write --json {}", path.display()))?;
     }
     let failures: Vec<_> = output.fail_on.iter().filter_map(|threshold| threshold.failure(&report)).collect();
-    report.faults.iter().for_each(|fault| complain(fault));
+    report.faults.iter().take(FAULTS_TOLD).for_each(|fault| complain(fault));
+    if let Some(untold) = report.faults.len().checked_sub(FAULTS_TOLD).filter(|&untold| untold > 0) {
+        complain(&format!("and {untold} more clients (--json lists them)"));
+    }
     failures.iter().for_each(|failure| complain(&format!("--fail-on {failure}")));
     Ok(if report.interrupted {
         ExitCode::from(EXIT_INTERRUPTED)
@@ -89,6 +96,16 @@ fn runtime(threads: u16) -> Result<tokio::runtime::Runtime> {
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
     builder.worker_threads(usize::from(threads)).enable_all().build().context("cannot start the runtime")
+}
+
+/// A client is a socket: takes all that the system allows. Where it does not, connecting fails and says so.
+fn allow_many_sockets() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
 }
 
 fn complain(error: &str) {

@@ -1,4 +1,4 @@
-//! Why a client could not go on.
+//! Why a client could not go on. Each message is whole by itself: no cause hides behind it.
 
 use std::io;
 use std::time::Duration;
@@ -15,19 +15,18 @@ pub(crate) struct ClientFault {
     pub(crate) client: String,
     /// Host and port.
     pub(crate) broker: String,
-    #[source]
     pub(crate) fault: Fault,
 }
 
 /// Why a client could not go on.
 #[derive(Debug, Error)]
 pub(crate) enum Fault {
-    #[error("cannot connect: {0}; is a broker listening there?")]
-    Connect(#[source] io::Error),
+    #[error("cannot connect: {0}{hint}", hint = connect_hint(.0))]
+    Connect(io::Error),
     #[error("no answer within {0:?} (--timeout)")]
     NoAnswer(Duration),
     #[error("the connection failed: {0}")]
-    Connection(#[source] io::Error),
+    Connection(io::Error),
     #[error("the broker closed the connection")]
     Closed,
     #[error("the broker ended the connection with reason code {0:#04x}")]
@@ -52,6 +51,14 @@ pub(crate) enum Fault {
     Wire(#[from] WireFault),
     #[error("mqttbytes cannot write the packet: {0:?}")]
     Unwritable(mqttbytes::Error),
+}
+
+/// What an operator can do about it, where that is not plain.
+fn connect_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "; is a broker listening there?",
+        _ => "",
+    }
 }
 
 impl From<io::Error> for Fault {

@@ -154,7 +154,9 @@ fn a_broker_that_fails_is_named_with_what_it_did() {
 fn a_broker_that_is_not_there_is_named() {
     let (address, _held) = refuse_connections();
     let finished = loadtest(&format!("pair --broker {address}"));
-    finished.failed_with(1, &format!("subscriber 0 at {address}: cannot connect"));
+    let complaint = format!("loadtest: subscriber 0 at {address}: cannot connect: Connection refused");
+    finished.failed_with(1, &complaint);
+    assert_eq!(finished.stderr.matches("refused").count(), 1, "said once: {}", finished.stderr);
     loadtest("pub --broker nowhere.invalid --timeout 5s").failed_with(1, "publisher 0 at nowhere.invalid:1883");
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Running {
 pub(crate) struct Finished {
     code: Option<i32>,
     stdout: String,
-    stderr: String,
+    pub(crate) stderr: String,
     report: Option<Value>,
     arguments: String,
     pub(crate) took: Duration,
