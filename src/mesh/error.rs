@@ -194,7 +194,8 @@ impl CloseCode {
     }
 }
 
-/// A connection error in words, with what came from the peer escaped and the commonest TLS alerts (RFC 8446 section 6) spelt out.
+/// A connection error in words, with what came from the peer escaped and the commonest TLS alerts (RFC 8446 section 6) spelt out: whose
+/// certificate it is about depends on who sent the alert.
 pub(super) fn describe(error: &ConnectionError) -> String {
     match error {
         ConnectionError::ApplicationClosed(close) => {
@@ -203,31 +204,33 @@ pub(super) fn describe(error: &ConnectionError) -> String {
         }
         ConnectionError::ConnectionClosed(close) => {
             let reason = String::from_utf8_lossy(&close.reason);
-            match alert(u64::from(close.error_code)) {
+            match alert(u64::from(close.error_code), "our") {
                 Some(why) => format!("refused by the peer: {why}"),
                 None => format!("aborted by the peer: {} ({})", reason.escape_debug(), close.error_code),
             }
         }
-        ConnectionError::TransportError(error) => format!("{} ({})", error.reason.escape_debug(), error.code),
+        ConnectionError::TransportError(error) => match alert(u64::from(error.code), "the peer's") {
+            Some(why) => format!("{why} ({})", error.reason.escape_debug()),
+            None => format!("{} ({})", error.reason.escape_debug(), error.code),
+        },
         ConnectionError::TimedOut => "no answer".to_owned(),
         other => other.to_string(),
     }
 }
 
-/// RFC 9001 section 4.8: an alert is the error code 0x100 + its number.
-fn alert(code: u64) -> Option<&'static str> {
-    Some(match code.checked_sub(0x100)? {
-        40 => "TLS handshake failure",
-        42 => "bad certificate",
-        44 => "our certificate is revoked",
-        45 => "our certificate is expired or not yet valid",
-        46 => "our certificate is not acceptable",
-        48 => "our certificate is of an authority that it does not trust",
-        51 => "our certificate's signature is not of the authority that it trusts",
-        116 => "it requires a certificate and got none",
-        120 => "it does not speak the mesh's protocol",
+/// RFC 9001 section 4.8: an alert is the error code 0x100 + its number. `whose` certificate is at fault.
+fn alert(code: u64, whose: &str) -> Option<String> {
+    let what = match code.checked_sub(0x100)? {
+        42 | 46 => "cannot be accepted",
+        44 => "is revoked",
+        45 => "is expired or not yet valid",
+        48 => "is of an authority that is not trusted",
+        51 => "is not signed by the authority that it names",
+        116 => "is required and was not shown",
+        120 => return Some("the ends have no protocol in common: not both are brokers of a mesh".to_owned()),
         _ => return None,
-    })
+    };
+    Some(format!("{whose} certificate {what}"))
 }
 
 #[cfg(test)]
@@ -244,7 +247,7 @@ mod tests {
 
     #[test]
     fn alerts_are_spelt_out() {
-        assert_eq!(alert(0x100 + 45), Some("our certificate is expired or not yet valid"));
-        assert_eq!((alert(0x0a), alert(0x100 + 255)), (None, None));
+        assert_eq!(alert(0x100 + 45, "our").as_deref(), Some("our certificate is expired or not yet valid"));
+        assert_eq!((alert(0x0a, "our"), alert(0x100 + 255, "our")), (None, None));
     }
 }

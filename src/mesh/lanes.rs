@@ -136,6 +136,10 @@ async fn read(link: &Arc<Link>, mut stream: RecvStream, lane: LaneId, port_lane:
         }
         received?;
         link.consumed(lane, length);
+        if length == READ_BYTES {
+            // More is waiting; so may be the control stream.
+            tokio::task::yield_now().await;
+        }
     }
 }
 

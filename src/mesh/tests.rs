@@ -390,9 +390,24 @@ async fn both_ends_say_why_there_is_no_link() {
     };
     let cases = [
         ("good", local(&ours, "m", "a"), "linked with b", "linked with a"),
-        ("other authority", of(&theirs, &ours, today), "refused by the peer", "invalid peer certificate"),
-        ("trusts another authority", of(&ours, &theirs, today), "invalid peer certificate", "refused by the peer"),
-        ("expired", of(&ours, &ours, expired), "refused by the peer: our certificate is expired", "certificate expired"),
+        (
+            "other authority",
+            of(&theirs, &ours, today),
+            "refused by the peer: our certificate is of an authority",
+            "the peer's certificate is of an authority",
+        ),
+        (
+            "trusts another authority",
+            of(&ours, &theirs, today),
+            "the peer's certificate is of an authority",
+            "refused by the peer: our certificate is of an authority",
+        ),
+        (
+            "expired",
+            of(&ours, &ours, expired),
+            "refused by the peer: our certificate is expired",
+            "the peer's certificate is expired",
+        ),
         ("other mesh", local(&ours, "n", "a"), "mesh \"m\", this is \"n\"", ""),
         ("other name", renamed, "closed by the peer: the peer calls itself \\\"z\\\"", "the peer calls itself \"z\""),
         ("other lanes", with_lanes(3), "closed by the peer: the peer has mesh.lanes = 3", "mesh.lanes = 3, this broker 2"),
@@ -427,7 +442,7 @@ async fn who_shows_no_certificate_is_refused() {
     let accepting = async { to.accept().await.unwrap().accept()?.await };
     let (_, accepted) = tokio::join!(connecting, accepting);
     let error = LinkError::from(accepted.unwrap_err()).to_string();
-    assert!(error.contains("no certificates"), "{error}");
+    assert!(error.contains("the peer's certificate is required"), "{error}");
 }
 
 #[tokio::test]
@@ -539,9 +554,11 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
     let (before, began) = (b.connection.stats().udp_rx.bytes, clock::now());
     let mut trips = Vec::new();
     for number in 1.. {
-        if trips.len() >= count && clock::now() - began > Duration::from_secs(1) {
+        let carried = b.connection.stats().udp_rx.bytes - before;
+        if trips.len() >= count && carried > 4 * crate::limits::CREDIT_BYTES_MAX as u64 {
             break;
         }
+        assert!(clock::now() - began < PATIENCE, "{} trips beside {carried} bytes in {PATIENCE:?}", trips.len());
         let bpdu = crate::stp::Bpdu { number, tree, distance: Some(0), hops: 0, epoch_held: None, request_epoch: false };
         let sent = clock::now();
         a.send(&crate::frame::control::ControlFrame::Bpdu(bpdu));
@@ -579,13 +596,12 @@ fn control_does_not_wait_for_saturated_lanes() {
     for (name, runtime) in runtimes {
         let (trips, bytes) = runtime.block_on(control_round_trips(100));
         let seconds = trips.iter().sum::<Duration>().as_secs_f64();
-        let (median, worst) = (trips[trips.len() / 2], trips[trips.len() - 1]);
+        let [median, p99, worst] = [trips.len() / 2, trips.len() * 99 / 100, trips.len() - 1].map(|place| trips[place]);
         println!(
-            "{name}: control round trip p50 {median:?}, worst of {} {worst:?}; {:.0} MB in {seconds:.1} s",
+            "{name}: control round trip p50 {median:?}, p99 {p99:?}, worst of {} {worst:?}; {:.0} MB in {seconds:.1} s",
             trips.len(),
             bytes as f64 / 1e6
         );
-        assert!(bytes > 1_000_000, "{name}: the lanes carried {bytes} bytes beside it");
         assert!(median < Duration::from_millis(250), "{name}: {trips:?}");
     }
 }
