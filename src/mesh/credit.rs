@@ -75,8 +75,8 @@ impl Credit {
         usize::try_from(self.limit.saturating_sub(self.outstanding)).unwrap_or(usize::MAX)
     }
 
-    /// `bytes` were written to `lane`. Markers may overdraw: they are few and must not wait.
-    pub(super) fn wrote(&mut self, lane: LaneId, bytes: usize, now: Instant) {
+    /// `bytes` are about to be written to `lane`.
+    pub(super) fn writes(&mut self, lane: LaneId, bytes: usize, now: Instant) {
         if self.outstanding == 0 {
             self.progress_at = now;
         }
@@ -245,8 +245,8 @@ mod tests {
         let now = clock::now();
         let mut credit = Credit::new(2, now);
         assert_eq!(credit.available(), CREDIT_BYTES_MIN);
-        credit.wrote(LANE, CREDIT_BYTES_MIN - 10, now);
-        credit.wrote(LaneId(0), 20, now);
+        credit.writes(LANE, CREDIT_BYTES_MIN - 10, now);
+        credit.writes(LaneId(0), 20, now);
         assert_eq!(credit.available(), 0);
         assert_eq!(credit.consumed(LANE, 1_000, MS, now), Ok(()));
         assert_eq!(credit.available(), 990);
@@ -259,7 +259,7 @@ mod tests {
     fn reports_that_cannot_be_are_refused() {
         let now = clock::now();
         let mut credit = Credit::new(2, now);
-        credit.wrote(LANE, 10, now);
+        credit.writes(LANE, 10, now);
         assert_eq!(credit.consumed(LANE, 11, MS, now), Err(CreditError::Beyond { lane: 1, consumed: 11, written: 10 }));
         assert_eq!(credit.consumed(LaneId(2), 1, MS, now), Err(CreditError::Lane(2)));
     }
@@ -278,7 +278,7 @@ mod tests {
                 credit.consumed(LANE, total, rtt, now).unwrap();
             }
             while credit.available() >= 16_384 {
-                credit.wrote(LANE, 16_384, now);
+                credit.writes(LANE, 16_384, now);
                 written += 16_384;
                 free_at = f64::max(free_at, time) + 16_384.0 / rate;
                 on_the_way.push_back((free_at + rtt.as_secs_f64(), written));
@@ -304,7 +304,7 @@ mod tests {
         let start = clock::now();
         let mut credit = Credit::new(2, start);
         assert_eq!(credit.stalled(start + 50 * MS), Duration::ZERO);
-        credit.wrote(LANE, 10, start + 50 * MS);
+        credit.writes(LANE, 10, start + 50 * MS);
         assert_eq!(credit.stalled(start + 60 * MS), 10 * MS);
         credit.consumed(LANE, 4, MS, start + 70 * MS).unwrap();
         assert_eq!(credit.stalled(start + 80 * MS), 10 * MS);

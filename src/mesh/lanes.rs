@@ -39,11 +39,12 @@ pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
         let budget = link.credit().await.min(WRITE_BYTES);
         let (place, batch) = poll_fn(|context| poll_lanes(&streams, turn, context, budget, &mut out)).await;
         turn = place + 1;
+        // Before the first byte goes: the far side may report it consumed before the last one is written.
+        link.writes(LaneId(u8::try_from(place).unwrap_or(u8::MAX)), batch.bytes);
         if let Some((_, stream)) = streams.get_mut(place) {
             stream.write_all_chunks(&mut out).await?;
         }
         out.clear();
-        link.wrote(LaneId(u8::try_from(place).unwrap_or(u8::MAX)), batch.bytes);
         if let Some(number) = batch.closed
             && closing.confirm(number, streams.len())
         {

@@ -206,9 +206,9 @@ impl Link {
         }
     }
 
-    /// A lane has written so much.
-    pub(super) fn wrote(&self, lane: LaneId, bytes: usize) {
-        self.credit.lock().wrote(lane, bytes, clock::now());
+    /// A lane is about to write so much.
+    pub(super) fn writes(&self, lane: LaneId, bytes: usize) {
+        self.credit.lock().writes(lane, bytes, clock::now());
     }
 
     /// A lane has consumed so much of what the peer wrote.
