@@ -506,6 +506,30 @@ fn what_a_peer_may_not_send_closes_the_link() {
     }
 }
 
+/// A newcomer asks, takes its question back and asks anew. Meanwhile the parent has answered the first question, and goes on from covers
+/// that the newcomer no longer takes over.
+#[test]
+fn an_answer_to_a_voided_question_does_no_harm() {
+    let now = start();
+    let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
+    pair.parent.publish_all(&["before"], now);
+    let (first, second) = (mark(1, 1), mark(2, 1));
+    pair.up.port.open(&first, now);
+    let asked = pair.flow_up(later(now)).unwrap().len();
+    pair.up.port.close(&first.number);
+    pair.up.port.open(&second, later(now));
+    pair.down.port.answer(&first, later(now));
+    pair.parent.publish_all(&["between"], later(now));
+    assert_eq!(pair.flow_down(later(now)).unwrap().len(), asked);
+    assert_eq!((pair.child.got(), pair.child.counters().blocks_closed.value()), (vec![], 1));
+    pair.flow_up(later(now)).unwrap();
+    pair.down.port.close(&first.number);
+    pair.down.port.answer(&second, later(now));
+    pair.flow_down(later(now)).unwrap();
+    assert_eq!(pair.child.got(), ["before", "between"]);
+    assert_eq!(pair.child.counters().gaps_received.value(), 0);
+}
+
 #[test]
 fn holes_of_qos_0_are_natural() {
     let now = start();
