@@ -16,6 +16,17 @@ pub const TOPIC_LEVELS_MAX: usize = 200;
 pub const USER_PROPERTIES_MAX: usize = 1_000;
 /// Subscriptions in one SUBSCRIBE or filters in one UNSUBSCRIBE.
 pub const FILTERS_PER_PACKET_MAX: usize = 10_000;
+/// Bytes of MQTT 5 properties that are forwarded with one message: they are copied for every receiver.
+pub const FORWARDED_PROPERTIES_BYTES_MAX: usize = 64 * 1024;
+/// Sessions at once, connected or not.
+pub const SESSIONS_MAX: i64 = 1_000_000;
+/// What the subscriptions of one session may take: each its filter and [`SUBSCRIPTION_OVERHEAD_BYTES`].
+pub const SUBSCRIPTIONS_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// See [`SUBSCRIPTIONS_BYTES_MAX`].
+pub const SUBSCRIPTION_OVERHEAD_BYTES: usize = 256;
+/// Bytes of acknowledgements that wait for the mesh until their client is not read from any more: as many as a client that keeps to our
+/// Receive Maximum can have.
+pub const HELD_ACKNOWLEDGEMENTS_BYTES_MAX: usize = 4 * RECEIVE_MAXIMUM as usize;
 /// Topic aliases that a client may set on one connection.
 pub const TOPIC_ALIAS_MAX: u16 = 64;
 

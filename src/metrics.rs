@@ -71,6 +71,8 @@ pub struct Metrics {
     pub dropped_too_large: Counter,
     /// Messages that expired before they could be sent [MQTT-3.3.2-5].
     pub dropped_expired: Counter,
+    /// Messages that could not be retained because the store is full.
+    pub dropped_retained_full: Counter,
     /// Sessions kept, connected or not.
     pub sessions: Gauge,
     /// Subscriptions of all sessions.
@@ -146,6 +148,7 @@ impl Metrics {
             dropped("queue_full", &self.dropped_queue_full),
             dropped("too_large", &self.dropped_too_large),
             dropped("expired", &self.dropped_expired),
+            counter("retained_refused", "Messages that could not be retained for want of room", &self.dropped_retained_full),
             gauge("sessions", "Sessions kept, connected or not", &self.sessions),
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
             counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),

@@ -1,6 +1,6 @@
 //! One broker: starts the shell's modules in order, stops them in reverse.
 //!
-//! Order of the start: router, mesh, listeners, timer, admin. What can fail because of the operator (a port in use, a certificate) fails
+//! Order of the start: addresses for clients, mesh, admin, then listeners and timer. What can fail because of the operator (a port in use, a certificate) fails
 //! before the first client is served.
 
 use std::future::poll_fn;

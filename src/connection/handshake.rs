@@ -10,16 +10,20 @@ use super::Terms;
 use super::io::with_worker;
 use crate::clock;
 use crate::codec::{self, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode};
-use crate::limits::{CONNECT_BYTES_MAX, CONNECT_TIMEOUT, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
-use crate::router::{ConnectRequest, Connection, Router};
+use crate::limits::{CONNECT_BYTES_MAX, CONNECT_TIMEOUT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::router::{ConnectRequest, Connection, Router, TooManySessions};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
+
+/// A CONNACK with all that we say takes less.
+const PACKET_BYTES_LEAST: u32 = 64;
 
 /// A client that is in.
 pub(super) struct Accepted {
     pub(super) connection: Connection,
     pub(super) version: ProtocolVersion,
     pub(super) packet_bytes_max: u32,
+    pub(super) client_packet_bytes_max: usize,
     pub(super) expiry_fixed: bool,
     /// What came behind the CONNECT.
     pub(super) pipelined: Vec<u8>,
@@ -80,7 +84,7 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
     let now = clock::now();
     let version = connect.version;
     let v5 = version == ProtocolVersion::V5;
-    let assigned = connect.client_id.is_empty().then(|| router.assign_client_id());
+    let assigned = connect.client_id.is_empty().then(Router::assign_client_id);
     let expiry = match (v5, connect.clean_start) {
         (true, _) => SessionExpiry::from_interval_seconds(connect.properties.session_expiry_seconds.unwrap_or(0)),
         // 3.1.1: a session with Clean Session 0 is kept for good.
@@ -89,7 +93,7 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
     };
     let (keep_alive_seconds, server_keep_alive) = keep_alive(&connect, terms);
     let receive_maximum = connect.properties.receive_maximum.map_or(u16::MAX, NonZeroU16::get);
-    let packet_bytes_max =
+    let client_packet_bytes_max =
         connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
     let request = ConnectRequest {
         client_id: assigned.as_deref().unwrap_or(connect.client_id),
@@ -97,7 +101,11 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
         expiry,
         silence_max: (keep_alive_seconds > 0).then(|| Duration::from_millis(u64::from(keep_alive_seconds) * 1_500)),
         will: connect.will.as_ref().map(will).transpose()?,
-        connected: Connected { version, window: receive_maximum.min(terms.inflight_max), packet_bytes_max },
+        connected: Connected {
+            version,
+            window: receive_maximum.min(terms.inflight_max),
+            packet_bytes_max: client_packet_bytes_max,
+        },
     };
     let connack = |session_present| {
         let properties = ConnAckProperties {
@@ -119,11 +127,17 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
         let connection = router.connect(batch, request, connack, now);
         router.finish(batch, now);
         connection
-    });
+    })
+    .map_err(|TooManySessions| Refused::Unacceptable {
+        version,
+        reason: ReasonCode::QuotaExceeded,
+        why: "too many sessions",
+    })?;
     Ok(Accepted {
         connection,
         version,
         packet_bytes_max: terms.packet_bytes_max,
+        client_packet_bytes_max,
         expiry_fixed: v5 && expiry == SessionExpiry::WithConnection,
         pipelined: bytes.get(length..).unwrap_or_default().to_vec(),
     })
@@ -142,6 +156,10 @@ fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
     let nameless = connect.client_id.is_empty();
     if nameless && (version == ProtocolVersion::V3_1 || (version == ProtocolVersion::V3_1_1 && !connect.clean_start)) {
         return refuse(ReasonCode::ClientIdentifierNotValid, "an empty client identifier");
+    }
+    // Smaller than the least that a broker has to say: it could not be told anything [MQTT-3.1.2-24].
+    if connect.properties.maximum_packet_size.is_some_and(|size| size.get() < PACKET_BYTES_LEAST) {
+        return refuse(ReasonCode::PacketTooLarge, "a Maximum Packet Size that no CONNACK fits");
     }
     match &connect.will {
         Some(will) if topic::check_name(will.topic).is_err() => refuse(ReasonCode::TopicNameInvalid, "the will's topic"),
@@ -169,6 +187,10 @@ fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
     let mut properties = Vec::new();
     // What was decoded can be encoded.
     let _ = will.properties.forward_into(&mut properties);
+    if properties.len() > FORWARDED_PROPERTIES_BYTES_MAX {
+        let why = "the will's properties are too large";
+        return Err(Refused::Unacceptable { version: ProtocolVersion::V5, reason: ReasonCode::QuotaExceeded, why });
+    }
     Ok(Will {
         message: StoredMessage {
             topic: will.topic.into(),

@@ -147,10 +147,14 @@ impl Output {
         &mut self.drained.tail
     }
 
-    /// Forgets what was written; gives large buffers back.
-    pub(super) fn recycle(&mut self) {
+    /// Forgets what was written; the buffers go to the outbox with the next [`crate::session::Outbox::take`].
+    pub(super) fn reset(&mut self) {
         self.drained.tail.clear();
         self.written = 0;
+    }
+
+    /// Gives back large buffers: the connection goes to sleep.
+    pub(super) fn shrink(&mut self) {
         if self.drained.tail.capacity() > KEPT_BUFFER_BYTES {
             self.drained.tail = Vec::new();
         }

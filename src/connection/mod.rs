@@ -12,6 +12,7 @@ mod packets;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -22,13 +23,14 @@ use self::handshake::Accepted;
 use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
 use crate::clock;
 use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
-use crate::limits::UNREAD_ANSWERS_BYTES_MAX;
+use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
 use crate::router::{Connection, Farewell, RouteCache, Router};
 use crate::session::SessionExpiry;
 
 /// Reads that one poll makes before it lets other tasks run.
 const READS_PER_POLL: usize = 2;
-/// How long a closed connection is drained, so that its last packet is not lost to a TCP reset.
+/// How long a connection that is to end waits for its socket to take what is left, and how long it is then drained, so that its last packet is not
+/// lost to a TCP reset.
 const LINGER: Duration = Duration::from_millis(500);
 
 /// What the listener says about the clients that it accepts.
@@ -119,7 +121,10 @@ struct Client<S> {
     router: Arc<Router>,
     connection: Connection,
     version: ProtocolVersion,
+    /// Largest packet that we take.
     packet_bytes_max: u32,
+    /// Largest packet that the client takes.
+    client_packet_bytes_max: usize,
     /// The Session Expiry Interval of CONNECT was 0: DISCONNECT must not change it [MQTT-3.14.2.2.2].
     expiry_fixed: bool,
     input: Input,
@@ -132,6 +137,12 @@ struct Client<S> {
     unread_answers_bytes: usize,
     /// Set once: what waits is written, then the connection ends.
     closing: Option<ReasonCode>,
+    /// How long a connection that is to end waits for a socket that takes no more.
+    patience: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// The last packet is in `output`.
+    said_last: bool,
+    /// The client has said good-bye together with its CONNECT.
+    ending: Option<End>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
@@ -141,6 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             router,
             version: accepted.version,
             packet_bytes_max: accepted.packet_bytes_max,
+            client_packet_bytes_max: accepted.client_packet_bytes_max,
             expiry_fixed: accepted.expiry_fixed,
             connection: accepted.connection,
             input: Input::default(),
@@ -150,6 +162,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             held: Vec::new(),
             unread_answers_bytes: 0,
             closing: None,
+            patience: None,
+            said_last: false,
+            ending: None,
         }
         .with_pipelined(accepted.pipelined)
     }
@@ -162,8 +177,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 Ok(()) => None,
                 Err(Fault::Close(reason)) => Some(reason),
                 Err(Fault::Disconnect(farewell, expiry)) => {
-                    self.finish(farewell, expiry);
-                    Some(ReasonCode::Success)
+                    self.ending = Some(End::Disconnect(farewell, expiry));
+                    None
                 }
             };
         }
@@ -180,6 +195,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn poll_with(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
+        if let Some(end) = self.ending.take() {
+            return self.poll_farewell(cx, worker, end);
+        }
         for _ in 0..READS_PER_POLL {
             if !self.may_read() {
                 break;
@@ -187,7 +205,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             match self.poll_input(cx, worker) {
                 Poll::Pending => return self.poll_output(cx, worker),
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(end)) => return Poll::Ready(end),
+                Poll::Ready(Err(end)) => return self.poll_farewell(cx, worker, end),
             }
         }
         if let Poll::Ready(end) = self.poll_output(cx, worker) {
@@ -200,10 +218,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Poll::Pending
     }
 
+    /// The client has ended it: what came before is still answered, as far as its socket takes it now.
+    fn poll_farewell(&mut self, cx: &mut Context<'_>, worker: &mut Worker, end: End) -> Poll<End> {
+        // It is over whatever becomes of the answers.
+        let _ = self.poll_output(cx, worker);
+        Poll::Ready(end)
+    }
+
     /// A client that sends without reading its answers is read from again once it has read them; nothing more is heard from one that is
     /// being closed.
     fn may_read(&self) -> bool {
-        self.closing.is_none() && self.unread_answers_bytes < UNREAD_ANSWERS_BYTES_MAX && self.held.len() < UNREAD_ANSWERS_BYTES_MAX
+        self.closing.is_none()
+            && self.unread_answers_bytes < UNREAD_ANSWERS_BYTES_MAX
+            && self.held.len() < HELD_ACKNOWLEDGEMENTS_BYTES_MAX
+            && self.connection.subscriber.is_latest(self.connection.epoch)
     }
 
     fn poll_input(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {
@@ -252,8 +280,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     }
                 }
                 Ok(None) => {
-                    self.input.keep(rest, codec::frame_length(rest)?);
-                    break Ok(());
+                    break match codec::frame_length(rest) {
+                        Ok(length) => {
+                            self.input.keep(rest, length);
+                            Ok(())
+                        }
+                        Err(error) => Err(error.into()),
+                    };
                 }
                 Err(error) => break Err(error.into()),
             }
@@ -320,14 +353,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     Poll::Pending => return self.poll_blocked(cx),
                 }
             }
-            self.output.recycle();
-            self.router.pump(&mut worker.scratch.batch, &self.connection, clock::now());
+            self.output.reset();
             let mut state = self.connection.subscriber.lock();
+            let mut more = false;
+            if state.has_backlog() && state.epoch == self.connection.epoch {
+                drop(state);
+                more = self.router.pump(&mut worker.scratch.batch, &self.connection, clock::now());
+                state = self.connection.subscriber.lock();
+            }
             if state.epoch != self.connection.epoch {
                 drop(state);
                 return self.poll_last_words(cx, ReasonCode::SessionTakenOver);
             }
             if state.outbox.take(&mut self.output.drained) {
+                // All answers so far are on their way now.
+                self.unread_answers_bytes = 0;
                 continue;
             }
             if let Some(reason) = self.closing.or(state.outbox.closing()) {
@@ -337,20 +377,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             state.outbox.shrink();
             state.outbox.arm(cx.waker());
             drop(state);
-            self.unread_answers_bytes = 0;
+            self.output.shrink();
+            if more {
+                cx.waker().wake_by_ref();
+            }
             return Poll::Pending;
         }
     }
 
-    /// The socket takes no more. A connection that is to end does not wait for it.
-    fn poll_blocked(&mut self, cx: &Context<'_>) -> Poll<End> {
+    /// The socket takes no more. A connection that is to end does not wait for it long.
+    fn poll_blocked(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let mut state = self.connection.subscriber.lock();
         let reason = match state.epoch == self.connection.epoch {
             true => self.closing.or(state.outbox.closing()),
             false => Some(ReasonCode::SessionTakenOver),
         };
         match reason {
-            Some(reason) => Poll::Ready(End::Unwritable(reason)),
+            Some(reason) => {
+                drop(state);
+                self.poll_patience(cx).map(|()| End::Unwritable(reason))
+            }
             None => {
                 state.outbox.block(cx.waker());
                 Poll::Pending
@@ -358,9 +404,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
+    /// Ready when a connection that is to end has waited long enough for its socket.
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER))).as_mut().poll(cx)
+    }
+
     /// An MQTT 5 client is told why [MQTT-4.13.1-1]; older ones are only closed.
     fn poll_last_words(&mut self, cx: &mut Context<'_>, reason: ReasonCode) -> Poll<End> {
-        if self.version == ProtocolVersion::V5 && reason.is_error() {
+        if self.version == ProtocolVersion::V5 && reason.is_error() && !self.said_last {
+            self.said_last = true;
             let packet = Packet::Disconnect(Disconnect { reason, properties: DisconnectProperties::default() });
             // Only codes that DISCONNECT may carry get here; one that may not would leave the client with a bare close.
             let _ = codec::encode(self.output.last(), self.version, &packet);
@@ -369,7 +421,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             match self.output.poll_write(&mut self.stream, cx) {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
-                Poll::Pending => return Poll::Ready(End::Unwritable(reason)),
+                Poll::Pending => return self.poll_patience(cx).map(|()| End::Unwritable(reason)),
             }
         }
         Poll::Ready(End::Told(reason))

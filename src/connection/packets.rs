@@ -8,7 +8,7 @@ use super::handshake::is_ours;
 use super::io::Scratch;
 use super::{Client, Fault};
 use crate::codec::{self, Ack, AckProperties, Packet, PacketId, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck};
-use crate::limits::{RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
 use crate::router::{Farewell, Ingress, Subscribe};
 use crate::session::{Message, SessionExpiry, SubscriptionOptions};
 use crate::topic;
@@ -79,11 +79,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn reply(&self, answers: &mut Vec<u8>, packet: &Packet<'_>) -> Result<(), Fault> {
+        let start = answers.len();
         // Our own packets are within all bounds: a failure would be a bug of ours, and ends this connection only.
         codec::encode(answers, self.version, packet).map_err(|error| {
             tracing::error!(%error, "an answer could not be encoded");
             Fault::Close(ReasonCode::UnspecifiedError)
-        })
+        })?;
+        if answers.len() - start > self.client_packet_bytes_max {
+            // An answer that the client cannot take, and cannot do without [MQTT-3.1.2-24]: the SUBACK of very many filters.
+            answers.truncate(start);
+            return Err(Fault::Close(ReasonCode::ImplementationSpecificError));
+        }
+        Ok(())
     }
 
     fn publish(&mut self, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
@@ -124,6 +131,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if !publish.properties.is_forwardable_empty() {
             // What was decoded can be encoded.
             let _ = publish.properties.forward_into(&mut scratch.properties);
+            if scratch.properties.len() > FORWARDED_PROPERTIES_BYTES_MAX {
+                scratch.properties = Vec::new();
+                return Err(Fault::Close(ReasonCode::QuotaExceeded));
+            }
         }
         let expiry = publish.properties.message_expiry_seconds;
         let message = Message {

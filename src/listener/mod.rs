@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -22,6 +22,8 @@ const BACKLOG: i32 = 4_096;
 /// Written and not yet sent bytes that the kernel holds for one client (`TCP_NOTSENT_LOWAT`): else a client that never reads
 /// pins megabytes that no limit of ours counts.
 const NOT_SENT_BYTES_MAX: u32 = 128 * 1024;
+/// Silence after which TCP asks whether a client is still there.
+const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// Pause when the system refuses to accept.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
@@ -145,8 +147,11 @@ impl Drop for Open {
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(stream);
+    // A dead client without a keep alive would stay for ever.
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEP_ALIVE))?;
     #[cfg(target_os = "linux")]
-    socket2::SockRef::from(stream).set_tcp_notsent_lowat(NOT_SENT_BYTES_MAX)?;
+    socket.set_tcp_notsent_lowat(NOT_SENT_BYTES_MAX)?;
     Ok(())
 }
 

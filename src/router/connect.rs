@@ -11,8 +11,16 @@ use super::deadlines::{Deadline, Due};
 use super::route::SubscriptionKey;
 use super::{Batch, Router};
 use crate::codec::ReasonCode;
+use crate::limits::SESSIONS_MAX;
 use crate::session::{Connected, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will};
 use crate::topic;
+
+/// A keep alive that is not over is not looked at again sooner than this.
+const KEEP_ALIVE_RECHECK: Duration = Duration::from_millis(50);
+
+/// There are as many sessions as may be: CONNACK 0x97, or 0x03 before MQTT 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManySessions;
 
 /// What a CONNECT asks of the router.
 #[derive(Debug)]
@@ -50,28 +58,41 @@ pub enum Farewell {
 }
 
 impl Router {
-    /// A client id for a client that has none [MQTT-3.1.3-6]: unique in this broker, and by its salt in the mesh.
+    /// A client id for a client that has none [MQTT-3.1.3-6]: 128 random bits, so that nobody else has it or guesses it.
     #[must_use]
-    pub fn assign_client_id(&self) -> String {
-        format!("auto-{:016x}-{}", self.name_salt, self.names_assigned.fetch_add(1, Ordering::Relaxed))
+    pub fn assign_client_id() -> String {
+        format!("auto-{:032x}", rand::random::<u128>())
     }
 
     /// Opens a session for a client, takes over from its older connection, resumes what is to be resumed [MQTT-3.1.4-3, 3.1.2-4 to 6].
     ///
     /// `connack` makes the CONNACK, told whether a session was present; it is the first thing in the new outbox.
+    ///
+    /// # Errors
+    /// When there are as many sessions as may be.
     pub fn connect(
         &self,
         batch: &mut Batch,
         request: ConnectRequest<'_>,
-        connack: impl FnOnce(bool) -> Vec<u8>,
+        connack: impl Fn(bool) -> Vec<u8>,
         now: Instant,
-    ) -> Connection {
+    ) -> Result<Connection, TooManySessions> {
         let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected } = request;
         let mut fired = None;
+        let begin = |will| {
+            let subscriber = self.new_subscriber(client_id);
+            let mut state = subscriber.lock();
+            let epoch = subscriber.connect(&mut state, connected, expiry, will, &connack(false));
+            drop(state);
+            (subscriber, epoch)
+        };
         let connection = match self.registry.entry(Arc::from(client_id)) {
             Entry::Vacant(vacant) => {
-                let subscriber = self.new_subscriber(client_id);
-                let epoch = subscriber.lock().connect(connected, expiry, will, &connack(false));
+                // The count is not exact under concurrent connects; the bound need not be.
+                if self.metrics.sessions.value() >= SESSIONS_MAX {
+                    return Err(TooManySessions);
+                }
+                let (subscriber, epoch) = begin(will);
                 self.metrics.sessions.change(1);
                 vacant.insert(Arc::clone(&subscriber));
                 Connection { subscriber, epoch }
@@ -80,8 +101,8 @@ impl Router {
                 let old = Arc::clone(occupied.get());
                 let mut state = old.lock();
                 let was_connected = state.connected.is_some();
-                // A session that ends with its connection ends when that connection is closed: here.
-                let ended = was_connected && state.expiry == SessionExpiry::WithConnection;
+                // A session that ends with its connection ends when that connection is closed: here, or already.
+                let ended = state.expiry == SessionExpiry::WithConnection;
                 let resumed = !clean_start && !ended;
                 let delayed = state.will.as_ref().is_some_and(|will| !will.delay.is_zero());
                 if was_connected {
@@ -94,13 +115,12 @@ impl Router {
                     fired = old_will;
                 }
                 if resumed {
-                    let epoch = state.connect(connected, expiry, will, &connack(true));
+                    let epoch = old.connect(&mut state, connected, expiry, will, &connack(true));
                     drop(state);
                     Connection { subscriber: old, epoch }
                 } else {
                     self.end(&old, state);
-                    let subscriber = self.new_subscriber(client_id);
-                    let epoch = subscriber.lock().connect(connected, expiry, will, &connack(false));
+                    let (subscriber, epoch) = begin(will);
                     occupied.insert(Arc::clone(&subscriber));
                     Connection { subscriber, epoch }
                 }
@@ -114,7 +134,7 @@ impl Router {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
             self.add_deadline(now + silence, Due::KeepAlive { silence_ms }, &connection.subscriber, connection.epoch);
         }
-        connection
+        Ok(connection)
     }
 
     fn new_subscriber(&self, client_id: &str) -> Arc<Subscriber> {
@@ -147,24 +167,18 @@ impl Router {
             state.will = None;
         }
         let ends_now = expiry == SessionExpiry::WithConnection;
-        let fired = match &state.will {
-            Some(will) if ends_now || will.delay.is_zero() => state.will.take(),
-            Some(will) => {
-                self.add_deadline(now + will.delay, Due::Will, subscriber, connection.epoch);
-                None
-            }
-            None => None,
-        };
+        let fired = state.will.take_if(|will| ends_now || will.delay.is_zero());
+        let delay = state.will.as_ref().map(|will| will.delay);
+        drop(state);
+        if let Some(delay) = delay {
+            self.add_deadline(now + delay, Due::Will, subscriber, connection.epoch);
+        }
         match expiry {
             SessionExpiry::WithConnection => {
-                drop(state);
                 self.remove_if(subscriber, connection.epoch);
             }
-            SessionExpiry::After(rest) => {
-                drop(state);
-                self.add_deadline(now + rest, Due::Expiry, subscriber, connection.epoch);
-            }
-            SessionExpiry::Never => drop(state),
+            SessionExpiry::After(rest) => self.add_deadline(now + rest, Due::Expiry, subscriber, connection.epoch),
+            SessionExpiry::Never => {}
         }
         if let Some(will) = fired {
             self.publish_will(batch, will, now);
@@ -201,13 +215,15 @@ impl Router {
         if state.epoch != epoch || state.connected.is_none() {
             return;
         }
-        if silent_ms >= silence_ms {
+        // A client that is not read from while the mesh lags is not to blame for its silence.
+        let waits_for_us = self.mesh().is_some_and(|mesh| mesh.lagging());
+        if silent_ms >= silence_ms && !waits_for_us {
             let owner = state.close(ReasonCode::KeepAliveTimeout);
             drop(state);
             batch.wake_later(owner);
         } else {
             drop(state);
-            let rest = Duration::from_millis(silence_ms - silent_ms);
+            let rest = Duration::from_millis(silence_ms.saturating_sub(silent_ms)).max(KEEP_ALIVE_RECHECK);
             self.add_deadline(now + rest, Due::KeepAlive { silence_ms }, subscriber, epoch);
         }
     }
@@ -243,15 +259,14 @@ impl Router {
 
     /// Takes the session's subscriptions out of the trie. The state's lock is released before the trie's is taken.
     fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>) {
-        state.ended = true;
-        let filters = std::mem::take(&mut state.subscriptions);
+        let ended = subscriber.end(&mut state);
         drop(state);
-        if filters.is_empty() {
+        if ended.subscriptions.is_empty() {
             return;
         }
         let mut subscriptions = self.subscriptions.write();
         let mut removed = 0;
-        for text in filters.keys() {
+        for text in ended.subscriptions.keys() {
             // They were checked when they were subscribed.
             let Ok(filter) = topic::parse_filter(text) else { continue };
             let key = SubscriptionKey { subscriber: subscriber.id, share: filter.share.map(Arc::from) };

@@ -55,9 +55,14 @@ impl Ord for Deadline {
     }
 }
 
+/// Below this many entries the heap is not looked through.
+const PURGED_FROM: usize = 1_024;
+
 #[derive(Debug, Default)]
 struct Inner {
     heap: BinaryHeap<Reverse<Deadline>>,
+    /// Entries at which void ones are thrown out: clients that come and go leave some behind each time.
+    purge_at: usize,
     sleeper: Option<Waker>,
 }
 
@@ -72,12 +77,22 @@ impl Deadlines {
     pub(super) fn add(&self, deadline: Deadline) {
         let mut inner = self.inner.lock();
         let earlier = inner.heap.peek().is_none_or(|Reverse(first)| deadline.at < first.at);
+        if inner.heap.len() >= inner.purge_at.max(PURGED_FROM) {
+            inner.heap.retain(|Reverse(one)| one.subscriber.upgrade().is_some_and(|subscriber| subscriber.is_latest(one.epoch)));
+            inner.purge_at = 2 * inner.heap.len();
+        }
         inner.heap.push(Reverse(deadline));
         let sleeper = if earlier { inner.sleeper.take() } else { None };
         drop(inner);
         if let Some(sleeper) = sleeper {
             sleeper.wake();
         }
+    }
+
+    /// How many there are, void ones among them.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.inner.lock().heap.len()
     }
 
     /// The next one that is due at `now`.

@@ -12,6 +12,8 @@ mod publish;
 mod retained;
 mod route;
 mod subscribe;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +23,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 use parking_lot::RwLock;
 
-pub use connect::{ConnectRequest, Connection, Farewell};
+pub use connect::{ConnectRequest, Connection, Farewell, TooManySessions};
 pub use publish::{Batch, Ingress, LinkDelivery, Routed};
 pub use retained::RetainedStore;
 pub use route::RouteCache;
@@ -50,8 +52,6 @@ pub struct Router {
     retained: RetainedStore,
     deadlines: Deadlines,
     subscribers_made: AtomicU64,
-    names_assigned: AtomicU64,
-    name_salt: u64,
     mesh: OnceLock<Arc<Replication>>,
     metrics: Arc<Metrics>,
     limits: RouterLimits,
@@ -70,8 +70,6 @@ impl Router {
             retained: RetainedStore::default(),
             deadlines: Deadlines::default(),
             subscribers_made: AtomicU64::new(0),
-            names_assigned: AtomicU64::new(0),
-            name_salt: rand::random(),
             mesh: OnceLock::new(),
             metrics,
             limits,

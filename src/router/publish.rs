@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Router;
-use super::route::{Route, RouteCache, Target};
+use super::route::{Route, RouteCache, SharedTargets, Target};
 use crate::codec::ReasonCode;
 use crate::replication::{LocalBatch, MeshMessage};
 use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, SubscriberId, Variants, remaining_seconds};
@@ -29,7 +29,7 @@ pub enum Routed {
     Done,
     /// Nobody's subscription matches: not here, and there is no mesh.
     Unmatched,
-    /// Sent, but the store of retained messages is full.
+    /// Sent to nobody: the store of retained messages is full.
     NotRetained,
 }
 
@@ -108,7 +108,13 @@ impl Router {
         now: Instant,
     ) -> Routed {
         batch.variants.begin();
-        let retained = !message.retain || self.retain(batch, message);
+        // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
+        if message.retain && !self.retain(batch, message) {
+            self.metrics.dropped_retained_full.add(1);
+            if matches!(ingress, Ingress::Session(_)) {
+                return Routed::NotRetained;
+            }
+        }
         let generation = self.generation.load(Ordering::Acquire);
         let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic));
         let publisher = match ingress {
@@ -119,14 +125,11 @@ impl Router {
             if target.no_local && publisher == Some(target.subscriber.id) {
                 continue;
             }
-            batch.deliver(target, message, now, true);
+            let outcome = batch.deliver(target, message, now, true);
+            batch.counts.add(outcome);
         }
         for group in &route.shared {
-            // A member that is connected first; if all are away, one that keeps its session.
-            let taken = group.rotation().any(|member| batch.deliver(member, message, now, false));
-            if !taken {
-                let _ = group.rotation().any(|member| batch.deliver(member, message, now, true));
-            }
+            batch.deliver_to_one(group, message, now);
         }
         if let (Some(mesh), true) = (self.mesh(), ingress != Ingress::Link) {
             let message = MeshMessage {
@@ -139,13 +142,7 @@ impl Router {
             };
             batch.mesh.push(mesh, &message);
         }
-        if !retained {
-            Routed::NotRetained
-        } else if route.targets.is_empty() && route.shared.is_empty() && self.mesh().is_none() {
-            Routed::Unmatched
-        } else {
-            Routed::Done
-        }
+        if route.targets.is_empty() && route.shared.is_empty() && self.mesh().is_none() { Routed::Unmatched } else { Routed::Done }
     }
 
     /// Ends a batch: what it published goes to the lane rings, then the owners of touched outboxes are woken.
@@ -178,8 +175,27 @@ impl Router {
 }
 
 impl Batch {
-    /// One copy to one receiver. False if it is not connected and `even_if_away` is not said, or nothing is kept for it.
-    fn deliver(&mut self, target: &Target, message: &Message<'_>, now: Instant, even_if_away: bool) -> bool {
+    /// A message goes to one member of a group: in turn to one that is connected and has room, then to one that keeps its session.
+    fn deliver_to_one(&mut self, group: &SharedTargets, message: &Message<'_>, now: Instant) {
+        let turn = group.next_turn();
+        let mut last = Outcome::Away;
+        for even_if_away in [false, true] {
+            for member in group.rotation(turn) {
+                let outcome = self.deliver(member, message, now, even_if_away);
+                if matches!(outcome, Outcome::Sent | Outcome::Queued) {
+                    self.counts.add(outcome);
+                    return;
+                }
+                if outcome != Outcome::Away {
+                    last = outcome;
+                }
+            }
+        }
+        self.counts.add(last);
+    }
+
+    /// One copy to one receiver; `Away` if it is not connected and `even_if_away` is not said, or nothing is kept for it.
+    fn deliver(&mut self, target: &Target, message: &Message<'_>, now: Instant, even_if_away: bool) -> Outcome {
         let delivery = Delivery {
             qos: message.qos.min(target.qos),
             retain: message.retain && target.retain_as_published,
@@ -187,13 +203,12 @@ impl Batch {
         };
         let mut state = target.subscriber.lock();
         if state.connected.is_none() && !even_if_away {
-            return false;
+            return Outcome::Away;
         }
         let (outcome, owner) = state.deliver(&mut self.variants, message, &delivery, now);
         drop(state);
         self.owners.extend(owner);
-        self.counts.add(outcome);
-        outcome != Outcome::Away
+        outcome
     }
 }
 
@@ -209,7 +224,7 @@ impl LinkDelivery {
     /// A reader's own state.
     #[must_use]
     pub fn new(router: Arc<Router>) -> Self {
-        Self { router, batch: Batch::default(), routes: RouteCache::default() }
+        Self { router, batch: Batch::default(), routes: RouteCache::of_link() }
     }
 
     /// Hands one message to the local subscribers.

@@ -8,10 +8,14 @@ use crate::codec::QoS;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
 use crate::topic::SubscriptionTrie;
 
-/// Topics of which one connection remembers the route.
-const CACHED_ROUTES_MAX: usize = 1_024;
-/// Receivers in all routes that one connection remembers: a cache is not to grow with topics times subscribers.
-const CACHED_TARGETS_MAX: usize = 100_000;
+/// What one client's connection may remember: a topic costs its length and [`ROUTE_BYTES`], a receiver [`TARGET_BYTES`].
+const CACHE_BYTES_CLIENT: usize = 512 * 1024;
+/// What one lane reader of a link may remember: it meets the topics of the whole mesh.
+const CACHE_BYTES_LINK: usize = 16 * 1024 * 1024;
+/// See [`CACHE_BYTES_CLIENT`].
+const ROUTE_BYTES: usize = 192;
+/// See [`CACHE_BYTES_CLIENT`].
+const TARGET_BYTES: usize = size_of::<Target>();
 
 /// Key of a subscription in the trie: a session may hold the same filter plainly and in groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -60,9 +64,14 @@ pub(super) struct SharedTargets {
 }
 
 impl SharedTargets {
-    /// The members in turn, each publish beginning with the next one.
-    pub(super) fn rotation(&self) -> impl Iterator<Item = &Target> {
-        let start = self.next.fetch_add(1, Ordering::Relaxed) % self.members.len().max(1);
+    /// Whose turn it is.
+    pub(super) fn next_turn(&self) -> usize {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The members, beginning with the one whose `turn` it is.
+    pub(super) fn rotation(&self, turn: usize) -> impl Iterator<Item = &Target> {
+        let start = turn % self.members.len().max(1);
         self.members.iter().cycle().skip(start).take(self.members.len())
     }
 }
@@ -97,7 +106,8 @@ impl Route {
             .into_values()
             .map(|mut members| {
                 members.sort_by_key(|member| member.subscriber.id);
-                SharedTargets { members, next: AtomicUsize::new(0) }
+                // Routes are made anew by every publisher and with every change: they must not all begin with the same member.
+                SharedTargets { members, next: AtomicUsize::new(rand::random::<u16>().into()) }
             })
             .collect();
         Self { targets, shared }
@@ -122,26 +132,38 @@ impl Target {
 }
 
 /// One publisher's memory of routes, void as a whole when any subscription changes. Empty, it owns no memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RouteCache {
     generation: u64,
-    targets: usize,
+    bytes: usize,
+    bytes_max: usize,
     routes: HashMap<Box<str>, Arc<Route>, ahash::RandomState>,
 }
 
+impl Default for RouteCache {
+    fn default() -> Self {
+        Self { generation: 0, bytes: 0, bytes_max: CACHE_BYTES_CLIENT, routes: HashMap::default() }
+    }
+}
+
 impl RouteCache {
+    /// The memory of a lane reader.
+    pub(super) fn of_link() -> Self {
+        Self { bytes_max: CACHE_BYTES_LINK, ..Self::default() }
+    }
+
     /// The route of `topic` under `generation`, from memory or by `find`.
     pub(super) fn route(&mut self, topic: &str, generation: u64, find: impl FnOnce() -> Route) -> Arc<Route> {
-        if self.generation != generation || self.routes.len() >= CACHED_ROUTES_MAX || self.targets >= CACHED_TARGETS_MAX {
+        if self.generation != generation || self.bytes > self.bytes_max {
             self.routes.clear();
-            self.targets = 0;
+            self.bytes = 0;
             self.generation = generation;
         }
         if let Some(route) = self.routes.get(topic) {
             return Arc::clone(route);
         }
         let route = Arc::new(find());
-        self.targets += route.len();
+        self.bytes += ROUTE_BYTES + topic.len() + route.len() * TARGET_BYTES;
         self.routes.insert(topic.into(), Arc::clone(&route));
         route
     }

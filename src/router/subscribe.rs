@@ -1,14 +1,17 @@
 //! Subscriptions and what is retained for them (MQTT 5.0 sections 3.8, 3.10).
 
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::route::{Group, Subscription, SubscriptionKey};
 use super::{Batch, Connection, Router};
 use crate::codec::{ReasonCode, RetainHandling};
-use crate::session::{RetainedBacklog, SubscriptionOptions};
+use crate::limits::{SUBSCRIPTION_OVERHEAD_BYTES, SUBSCRIPTIONS_BYTES_MAX};
+use crate::session::SubscriptionOptions;
 use crate::topic::{self, TopicError};
+
+/// Filters whose retained messages are looked up in one turn: each may have to walk through all of them.
+const RETAINED_LOOK_UPS_PER_TURN: usize = 8;
 
 /// One filter of a SUBSCRIBE.
 #[derive(Clone, Debug)]
@@ -30,6 +33,9 @@ pub enum SubscribeError {
     /// No Local with a shared subscription is a protocol error [MQTT-3.8.3-4]: the connection is to end.
     #[error("No Local on a shared subscription")]
     SharedNoLocal,
+    /// The session has as many subscriptions as it may have.
+    #[error("the session's subscriptions take more than {SUBSCRIPTIONS_BYTES_MAX} bytes")]
+    TooMany,
 }
 
 impl SubscribeError {
@@ -39,6 +45,7 @@ impl SubscribeError {
         match self {
             Self::Filter(_) => ReasonCode::TopicFilterInvalid,
             Self::SharedNoLocal => ReasonCode::ProtocolError,
+            Self::TooMany => ReasonCode::QuotaExceeded,
         }
     }
 }
@@ -61,16 +68,15 @@ impl Router {
         if state.epoch != connection.epoch || state.ended {
             return Ok(());
         }
-        let is_new = match state.subscriptions.entry(request.filter.into()) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(request.options.clone());
-                true
+        let before = state.subscriptions.get(request.filter);
+        let (is_new, is_same) = (before.is_none(), before == Some(&request.options));
+        if is_new {
+            let bytes = state.subscriptions_bytes + request.filter.len() + SUBSCRIPTION_OVERHEAD_BYTES;
+            if bytes > SUBSCRIPTIONS_BYTES_MAX {
+                return Err(SubscribeError::TooMany);
             }
-            Entry::Occupied(mut occupied) => {
-                occupied.insert(request.options.clone());
-                false
-            }
-        };
+            state.subscriptions_bytes = bytes;
+        }
         let send_retained = match request.retain_handling {
             RetainHandling::Send => true,
             RetainHandling::SendIfNew => is_new,
@@ -78,9 +84,13 @@ impl Router {
         };
         // No retained messages for shared subscriptions (MQTT 5.0 section 4.8.2).
         if send_retained && filter.share.is_none() {
-            state.retained.retain(|waiting| *waiting.filter != *filter.levels);
-            state.retained.push_back(RetainedBacklog { filter: filter.levels.into(), options: request.options.clone() });
+            state.retained.add(filter.levels, request.options.clone());
         }
+        // A client that says again what it said before every route would else be void each time.
+        if is_same {
+            return Ok(());
+        }
+        state.subscriptions.insert(request.filter.into(), request.options.clone());
         drop(state);
         let share: Option<Arc<str>> = filter.share.map(Arc::from);
         let group = share.clone().map(|share| Group { share, filter: Arc::from(filter.levels) });
@@ -103,7 +113,12 @@ impl Router {
             return Ok(false);
         }
         let existed = state.subscriptions.remove(text).is_some();
-        state.retained.retain(|waiting| *waiting.filter != *filter.levels);
+        if existed {
+            state.subscriptions_bytes -= text.len() + SUBSCRIPTION_OVERHEAD_BYTES;
+        }
+        if filter.share.is_none() {
+            state.retained.remove(filter.levels);
+        }
         drop(state);
         if existed {
             let key = SubscriptionKey { subscriber: connection.subscriber.id, share: filter.share.map(Arc::from) };
@@ -115,35 +130,39 @@ impl Router {
     }
 
     /// Fills the connection's outbox from what waits: redelivery, the session's queue, retained messages. Called by the connection
-    /// itself, when it has written and after acknowledgements.
-    pub fn pump(&self, batch: &mut Batch, connection: &Connection, now: Instant) {
+    /// itself, when it has written and after acknowledgements. True if there is more to look up: call again after the others.
+    pub fn pump(&self, batch: &mut Batch, connection: &Connection, now: Instant) -> bool {
         let mut state = connection.subscriber.lock();
         if state.epoch != connection.epoch || state.connected.is_none() || !state.has_backlog() {
-            return;
+            return false;
         }
         let pumped = state.pump(batch.variants(), now);
         batch.count_pumped(pumped);
-        while state.has_retained_backlog() && !state.outbox.is_full() && state.outbound.queue_len() == 0 {
-            let Some(message) = state.retained_now.next() else {
-                let Some(backlog) = state.retained.pop_front() else { break };
-                // Retained messages are looked up outside of the session's lock: the store has its own.
-                drop(state);
-                let found = self.retained.matching(&backlog.filter, now);
-                state = connection.subscriber.lock();
-                if state.epoch != connection.epoch || state.connected.is_none() {
-                    return;
+        let mut look_ups = 0;
+        while !state.retained.is_empty() && !state.outbox.is_full() && state.outbound.queue_len() == 0 {
+            if let Some((message, options)) = state.retained.next() {
+                // What was replaced meanwhile has gone out live: an older value must not follow it.
+                if self.retained.holds(&message) && message.expires_at.is_none_or(|at| at > now) {
+                    let outcome = state.deliver_retained(batch.variants(), &message, &options, now);
+                    batch.count(outcome);
                 }
-                state.retained_now = found.into_iter();
-                state.retained_options = Some(backlog.options);
-                continue;
-            };
-            // What was replaced meanwhile has gone out live: an older value must not follow it.
-            if !self.retained.holds(&message) || message.expires_at.is_some_and(|at| at <= now) {
                 continue;
             }
-            let Some(options) = state.retained_options.clone() else { continue };
-            let outcome = state.deliver_retained(batch.variants(), &message, &options, now);
-            batch.count(outcome);
+            // One subscription is served after the other; many of them not in one go.
+            if look_ups == RETAINED_LOOK_UPS_PER_TURN {
+                return true;
+            }
+            look_ups += 1;
+            let Some((filter, options)) = state.retained.next_filter() else { break };
+            // The store has a lock of its own, and many readers.
+            drop(state);
+            let found = self.retained.matching(&filter, now);
+            state = connection.subscriber.lock();
+            if state.epoch != connection.epoch || state.connected.is_none() {
+                return false;
+            }
+            state.retained.found(filter, options, &found);
         }
+        false
     }
 }

@@ -13,6 +13,8 @@ pub struct QuotaExceeded;
 #[derive(Debug, Default)]
 pub struct Inbound {
     received: HashSet<PacketId, ahash::RandomState>,
+    /// How many were open when the present connection began: the quota counts anew with each (MQTT 5.0 section 4.9).
+    carried: usize,
 }
 
 impl Inbound {
@@ -24,11 +26,16 @@ impl Inbound {
         if self.received.contains(&id) {
             return Ok(false);
         }
-        if self.received.len() >= maximum {
+        if self.received.len() >= maximum.saturating_add(self.carried) {
             return Err(QuotaExceeded);
         }
         self.received.insert(id);
         Ok(true)
+    }
+
+    /// A new connection resumes the session.
+    pub(super) fn resume(&mut self) {
+        self.carried = self.received.len();
     }
 
     /// PUBREL arrived. Says whether the identifier was open (else PUBCOMP carries 0x92).
@@ -62,5 +69,8 @@ mod tests {
         assert_eq!(inbound.receive(id(1), 1), Ok(false));
         inbound.release(id(1));
         assert_eq!(inbound.receive(id(2), 1), Ok(true));
+        inbound.resume();
+        assert_eq!(inbound.receive(id(3), 1), Ok(true), "what an earlier connection left open does not count");
+        assert_eq!(inbound.receive(id(4), 1), Err(QuotaExceeded));
     }
 }

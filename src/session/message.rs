@@ -32,7 +32,7 @@ pub fn remaining_seconds(expires_at: Instant, now: Instant) -> u32 {
 }
 
 /// A message that waits: in a queue, in flight, as a will. Shared by all sessions in which it waits.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredMessage {
     /// See [`Message::topic`].
     pub topic: Box<str>,

@@ -10,6 +10,7 @@ mod inbound;
 mod message;
 mod outbound;
 mod outbox;
+mod retained;
 mod subscriber;
 mod variants;
 
@@ -17,6 +18,5 @@ pub use inbound::{Inbound, QuotaExceeded};
 pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
 pub use outbound::{Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
-pub(crate) use subscriber::RetainedBacklog;
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use variants::Variants;

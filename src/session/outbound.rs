@@ -11,13 +11,13 @@ use super::message::{Delivery, StoredMessage};
 use crate::codec::{PacketId, QoS};
 
 /// Bounds of one session.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct OutboundLimits {
     /// Messages in flight at once; the client's Receive Maximum may lower it.
     pub inflight_max: u16,
     /// Messages that may wait behind the window.
     pub queued_messages_max: usize,
-    /// Bytes that may wait behind the window.
+    /// Bytes that may wait behind the window, and as many in flight (or one message of any size).
     pub queued_bytes_max: usize,
 }
 
@@ -78,8 +78,15 @@ pub struct Outbound {
     counted: usize,
     /// Entries before this place were sent on the present connection; those behind it wait for redelivery.
     resent: usize,
+    /// Bytes of the messages kept in flight.
+    inflight_bytes: usize,
     queue: VecDeque<Queued>,
     queue_bytes: usize,
+    limits: OutboundLimits,
+}
+
+fn kept_bytes(message: Option<&Queued>) -> usize {
+    message.map_or(0, |queued| queued.message.bytes())
 }
 
 fn packet_id(serial: u64) -> PacketId {
@@ -89,6 +96,12 @@ fn packet_id(serial: u64) -> PacketId {
 }
 
 impl Outbound {
+    /// Nothing sent, nothing waiting.
+    #[must_use]
+    pub fn new(limits: OutboundLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
     /// Messages sent and not yet acknowledged, or to be sent again.
     #[must_use]
     pub fn inflight_len(&self) -> usize {
@@ -113,7 +126,10 @@ impl Outbound {
 
     /// Whether the window takes one more message.
     pub(super) fn has_room(&self, window: u16) -> bool {
-        self.counted < usize::from(window) && self.inflight.len() < usize::from(u16::MAX) && self.resent == self.inflight.len()
+        self.counted < usize::from(window)
+            && self.inflight.len() < usize::from(u16::MAX)
+            && self.resent == self.inflight.len()
+            && (self.inflight.is_empty() || self.inflight_bytes < self.limits.queued_bytes_max)
     }
 
     /// Gives out an identifier and puts the message in flight. Call only with [`Self::has_room`].
@@ -126,6 +142,7 @@ impl Outbound {
             }
         }
         self.issued = serial + 1;
+        self.inflight_bytes += kept_bytes(message.as_ref());
         self.inflight.push_back(Inflight { serial, qos, stage: Stage::Published, counted: true, message });
         self.counted += 1;
         self.resent += 1;
@@ -136,6 +153,7 @@ impl Outbound {
     pub(super) fn unsend(&mut self) {
         if let Some(entry) = self.inflight.pop_back() {
             self.counted -= usize::from(entry.counted);
+            self.inflight_bytes -= kept_bytes(entry.message.as_ref());
             self.resent = self.resent.min(self.inflight.len());
         }
     }
@@ -147,6 +165,7 @@ impl Outbound {
     fn remove(&mut self, place: usize) {
         if let Some(entry) = self.inflight.remove(place) {
             self.counted -= usize::from(entry.counted);
+            self.inflight_bytes -= kept_bytes(entry.message.as_ref());
             self.resent -= usize::from(place < self.resent);
         }
     }
@@ -172,7 +191,7 @@ impl Outbound {
                 self.remove(place);
             } else if let Some(open) = self.inflight.get_mut(place) {
                 open.stage = Stage::Released;
-                open.message = None;
+                self.inflight_bytes -= kept_bytes(open.message.take().as_ref());
             }
             return true;
         }
@@ -190,15 +209,15 @@ impl Outbound {
         }
     }
 
-    /// Puts a message behind the window. False, and the message is dropped, when the queue is full.
-    pub(super) fn enqueue(&mut self, queued: Queued, limits: &OutboundLimits) -> bool {
-        let bytes = queued.message.bytes();
-        if self.queue.len() >= limits.queued_messages_max || self.queue_bytes + bytes > limits.queued_bytes_max {
-            return false;
-        }
-        self.queue_bytes += bytes;
+    /// Whether a message of `bytes` may wait behind the window.
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        self.queue.len() < self.limits.queued_messages_max && self.queue_bytes + bytes <= self.limits.queued_bytes_max
+    }
+
+    /// Puts a message behind the window. Call only if it [`takes`](Self::takes) it.
+    pub(super) fn enqueue(&mut self, queued: Queued) {
+        self.queue_bytes += queued.message.bytes();
         self.queue.push_back(queued);
-        true
     }
 
     /// The oldest message behind the window.
@@ -257,6 +276,8 @@ mod tests {
 
     use super::*;
 
+    const ROOMY: OutboundLimits = OutboundLimits { inflight_max: 100, queued_messages_max: 100, queued_bytes_max: 1_000 };
+
     fn queued(qos: QoS) -> Queued {
         let message = StoredMessage {
             topic: "t".into(),
@@ -269,9 +290,14 @@ mod tests {
         Queued::new(Arc::new(message), &Delivery { qos, retain: false, subscription_ids: &[] })
     }
 
+    fn empty() -> Queued {
+        let message = StoredMessage { topic: "".into(), payload: Bytes::new(), ..(*queued(QoS::AtLeastOnce).message).clone() };
+        Queued { message: Arc::new(message), ..queued(QoS::AtLeastOnce) }
+    }
+
     #[test]
     fn identifiers_count_up_and_skip_what_is_open() {
-        let mut outbound = Outbound::default();
+        let mut outbound = Outbound::new(ROOMY);
         let first = outbound.send(QoS::AtLeastOnce, None);
         assert_eq!(first.get(), 1);
         for n in 0..200_000_u32 {
@@ -285,7 +311,7 @@ mod tests {
 
     #[test]
     fn qos_2_goes_through_its_stages() {
-        let mut outbound = Outbound::default();
+        let mut outbound = Outbound::new(ROOMY);
         let id = outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(1));
         assert!(!outbound.puback(id) && !outbound.pubcomp(id));
@@ -300,18 +326,34 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_by_messages_and_bytes() {
-        let mut outbound = Outbound::default();
-        let limits = OutboundLimits { inflight_max: 1, queued_messages_max: 3, queued_bytes_max: 8 };
-        assert!(outbound.enqueue(queued(QoS::AtLeastOnce), &limits));
-        assert!(outbound.enqueue(queued(QoS::AtLeastOnce), &limits));
-        assert!(!outbound.enqueue(queued(QoS::AtLeastOnce), &limits), "4 bytes each");
+        let mut outbound = Outbound::new(OutboundLimits { inflight_max: 1, queued_messages_max: 3, queued_bytes_max: 8 });
+        for _ in 0..2 {
+            assert!(outbound.takes(4));
+            outbound.enqueue(queued(QoS::AtLeastOnce));
+        }
+        assert!(!outbound.takes(4) && outbound.takes(0));
+        outbound.enqueue(empty());
+        assert!(!outbound.takes(0), "three messages");
         assert!(outbound.dequeue().is_some());
-        assert!(outbound.enqueue(queued(QoS::AtLeastOnce), &limits));
+        assert!(outbound.takes(4));
+    }
+
+    #[test]
+    fn what_is_kept_in_flight_is_bounded_by_bytes() {
+        let mut outbound = Outbound::new(OutboundLimits { inflight_max: 9, queued_messages_max: 3, queued_bytes_max: 8 });
+        let first = outbound.send(QoS::AtLeastOnce, Some(queued(QoS::AtLeastOnce)));
+        let second = outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)));
+        assert!(!outbound.has_room(9), "4 bytes each");
+        assert!(outbound.pubrec(second, false));
+        assert!(outbound.has_room(9), "a released message is no longer kept");
+        outbound.send(QoS::AtLeastOnce, Some(queued(QoS::AtLeastOnce)));
+        assert!(!outbound.has_room(9));
+        assert!(outbound.puback(first) && outbound.has_room(9));
     }
 
     #[test]
     fn a_resumed_session_sends_again_in_order_and_within_the_window() {
-        let mut outbound = Outbound::default();
+        let mut outbound = Outbound::new(ROOMY);
         let ids: Vec<PacketId> = (0..4).map(|_| outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)))).collect();
         outbound.pubrec(ids[1], false);
         for _ in 0..50 {

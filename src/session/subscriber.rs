@@ -1,6 +1,6 @@
 //! A subscriber: the session and its outbox behind one lock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
@@ -12,6 +12,7 @@ use super::inbound::Inbound;
 use super::message::{Delivery, Message, StoredMessage, Will};
 use super::outbound::{Outbound, OutboundLimits, Queued, Resend};
 use super::outbox::Outbox;
+use super::retained::RetainedBacklog;
 use super::variants::Variants;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
 
@@ -83,11 +84,12 @@ pub enum Outcome {
     Away,
 }
 
-/// One subscription's retained messages that are still to be sent; they go as fast as the outbox empties.
+/// What a session held when it ended.
 #[derive(Debug)]
-pub(crate) struct RetainedBacklog {
-    pub(crate) filter: Box<str>,
-    pub(crate) options: SubscriptionOptions,
+pub(crate) struct Ended {
+    /// Its filters.
+    pub(crate) subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
+    _rest: (Outbound, Inbound, RetainedBacklog),
 }
 
 /// Everything behind the lock.
@@ -105,16 +107,16 @@ pub struct State {
     pub inbound: Inbound,
     /// Filters, as subscribed (with `$share/...`).
     pub subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
+    /// What they take, by [`crate::limits::SUBSCRIPTIONS_BYTES_MAX`].
+    pub subscriptions_bytes: usize,
     /// Armed while connected, and through the delay afterwards.
     pub will: Option<Will>,
     /// What happens when the connection ends.
     pub expiry: SessionExpiry,
     /// The session is over; nothing more is put into it.
     pub ended: bool,
-    pub(crate) retained: VecDeque<RetainedBacklog>,
-    pub(crate) retained_now: std::vec::IntoIter<Arc<StoredMessage>>,
-    pub(crate) retained_options: Option<SubscriptionOptions>,
-    limits: OutboundLimits,
+    /// Retained messages that new subscriptions are still to get.
+    pub(crate) retained: RetainedBacklog,
 }
 
 /// See the module's page.
@@ -126,6 +128,8 @@ pub struct Subscriber {
     pub client_id: Arc<str>,
     /// When the client was last heard, in milliseconds of the router's clock: what its keep alive is measured by.
     pub heard_at_ms: AtomicU64,
+    /// [`State::epoch`] for those who must not take the lock; 0 before the first connection and when the session has ended.
+    epoch: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -137,20 +141,19 @@ impl Subscriber {
             id,
             client_id,
             heard_at_ms: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
             state: Mutex::new(State {
                 epoch: 0,
                 connected: None,
                 outbox: Outbox::default(),
-                outbound: Outbound::default(),
+                outbound: Outbound::new(limits),
                 inbound: Inbound::default(),
                 subscriptions: HashMap::default(),
+                subscriptions_bytes: 0,
                 will: None,
                 expiry: SessionExpiry::WithConnection,
                 ended: false,
-                retained: VecDeque::new(),
-                retained_now: Vec::new().into_iter(),
-                retained_options: None,
-                limits,
+                retained: RetainedBacklog::default(),
             }),
         }
     }
@@ -158,6 +161,35 @@ impl Subscriber {
     /// Locks the state. Never while another subscriber's is held.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Gives the session, whose locked state is `state`, a new connection. The outbox begins anew with `connack`; what was in flight goes
+    /// behind it.
+    pub(crate) fn connect(
+        &self,
+        state: &mut State,
+        connected: Connected,
+        expiry: SessionExpiry,
+        will: Option<Will>,
+        connack: &[u8],
+    ) -> u64 {
+        let epoch = state.connect(connected, expiry, will, connack);
+        self.epoch.store(epoch, Ordering::Release);
+        epoch
+    }
+
+    /// The session, whose locked state is `state`, is over. Gives all that it held, for the caller to drop when the lock is gone: a route that
+    /// some publisher remembers may keep the session itself alive for long.
+    #[must_use]
+    pub(crate) fn end(&self, state: &mut State) -> Ended {
+        self.epoch.store(0, Ordering::Release);
+        state.end()
+    }
+
+    /// Whether connection `epoch` is the session's latest.
+    #[must_use]
+    pub fn is_latest(&self, epoch: u64) -> bool {
+        self.epoch.load(Ordering::Acquire) == epoch
     }
 
     /// The client was heard at `now_ms`.
@@ -175,6 +207,9 @@ impl State {
         delivery: &Delivery<'_>,
         now: Instant,
     ) -> (Outcome, Option<Waker>) {
+        if self.ended {
+            return (Outcome::Away, None);
+        }
         let Some(connected) = self.connected else {
             return (self.deliver_away(variants, message, delivery), None);
         };
@@ -199,11 +234,7 @@ impl State {
             };
         }
         if !(has_room && self.outbound.is_open(connected.window)) {
-            let queued = Queued::new(variants.stored(message), delivery);
-            return match self.outbound.enqueue(queued, &self.limits) {
-                true => (Outcome::Queued, None),
-                false => (Outcome::DroppedFull, None),
-            };
+            return (self.queue(variants, message, delivery), None);
         }
         let kept = self.is_kept().then(|| Queued::new(variants.stored(message), delivery));
         match self.send(variants, message, delivery, kept, connected, now) {
@@ -213,13 +244,19 @@ impl State {
     }
 
     fn deliver_away(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
-        if delivery.qos == QoS::AtMostOnce || self.ended || !self.is_kept() {
+        if delivery.qos == QoS::AtMostOnce || !self.is_kept() {
             return Outcome::Away;
         }
-        match self.outbound.enqueue(Queued::new(variants.stored(message), delivery), &self.limits) {
-            true => Outcome::Queued,
-            false => Outcome::DroppedFull,
+        self.queue(variants, message, delivery)
+    }
+
+    fn queue(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
+        let bytes = message.topic.len() + message.payload.len() + message.properties.len();
+        if !self.outbound.takes(bytes) {
+            return Outcome::DroppedFull;
         }
+        self.outbound.enqueue(Queued::new(variants.stored(message), delivery));
+        Outcome::Queued
     }
 
     fn is_kept(&self) -> bool {
@@ -256,11 +293,7 @@ impl State {
     /// Whether anything waits for room: redelivery, queue or retained messages.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
-        self.outbound.queue_len() > 0 || self.has_retained_backlog() || self.outbound.needs_resend()
-    }
-
-    pub(crate) fn has_retained_backlog(&self) -> bool {
-        !self.retained.is_empty() || self.retained_now.len() > 0
+        self.outbound.queue_len() > 0 || !self.retained.is_empty() || self.outbound.needs_resend()
     }
 
     /// Moves what waits into the outbox, as far as window and outbox allow: first what is sent again, then the queue. Counts
@@ -332,17 +365,15 @@ impl State {
         self.deliver(variants, &message.borrow(), &delivery, now).0
     }
 
-    /// The session gets a new connection. The outbox begins anew with `connack`; what was in flight goes behind it.
-    pub(crate) fn connect(&mut self, connected: Connected, expiry: SessionExpiry, will: Option<Will>, connack: &[u8]) -> u64 {
+    fn connect(&mut self, connected: Connected, expiry: SessionExpiry, will: Option<Will>, connack: &[u8]) -> u64 {
         self.epoch += 1;
         self.connected = Some(connected);
         self.expiry = expiry;
         self.will = will;
         self.outbox.reset();
-        self.retained.clear();
-        self.retained_now = Vec::new().into_iter();
         self.outbox.tail().extend_from_slice(connack);
         self.outbound.resume();
+        self.inbound.resume();
         self.epoch
     }
 
@@ -350,8 +381,18 @@ impl State {
     pub(crate) fn disconnect(&mut self) {
         self.connected = None;
         self.outbox.reset();
-        self.retained.clear();
-        self.retained_now = Vec::new().into_iter();
+        // What a kept session was promised is part of it (MQTT 5.0 section 4.1).
+        if !self.is_kept() {
+            self.retained = RetainedBacklog::default();
+        }
+    }
+
+    fn end(&mut self) -> Ended {
+        self.ended = true;
+        Ended {
+            subscriptions: std::mem::take(&mut self.subscriptions),
+            _rest: (std::mem::take(&mut self.outbound), std::mem::take(&mut self.inbound), std::mem::take(&mut self.retained)),
+        }
     }
 
     /// Ends the connection after what waits is written, with `reason` for an MQTT 5 client.

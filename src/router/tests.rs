@@ -1,0 +1,220 @@
+//! The router by itself: sessions without sockets, time that does not pass by itself.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::*;
+use crate::codec::{ProtocolVersion, QoS, ReasonCode, RetainHandling};
+use crate::session::{Connected, Drained, Message, SessionExpiry, StoredMessage, SubscriptionOptions, Will};
+
+struct Bench {
+    router: Router,
+    batch: Batch,
+    routes: RouteCache,
+    now: Instant,
+}
+
+impl Bench {
+    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+    fn new() -> Self {
+        let outbound = OutboundLimits { inflight_max: 10, queued_messages_max: 10, queued_bytes_max: 1_000 };
+        let now = Instant::now();
+        let router = Router::new(RouterLimits { outbound }, Arc::new(Metrics::default()), now);
+        Self { router, batch: Batch::default(), routes: RouteCache::default(), now }
+    }
+
+    fn connect(&mut self, client_id: &str, clean_start: bool, expiry: SessionExpiry, will: Option<Will>) -> (Connection, bool) {
+        let request = ConnectRequest {
+            client_id,
+            clean_start,
+            expiry,
+            silence_max: Some(Duration::from_secs(90)),
+            will,
+            connected: Connected { version: ProtocolVersion::V5, window: 10, packet_bytes_max: usize::MAX },
+        };
+        let present = std::cell::Cell::new(false);
+        let connack = |session_present| {
+            present.set(session_present);
+            Vec::new()
+        };
+        let connection = self.router.connect(&mut self.batch, request, connack, self.now).unwrap();
+        (connection, present.get())
+    }
+
+    fn disconnect(&mut self, connection: &Connection) {
+        self.router.disconnect(&mut self.batch, connection, Farewell::Lost, None, self.now);
+    }
+
+    fn subscribe(&self, connection: &Connection, filter: &str) {
+        let options =
+            SubscriptionOptions { qos: QoS::AtLeastOnce, no_local: false, retain_as_published: false, subscription_id: None };
+        let request = Subscribe { filter, options, retain_handling: RetainHandling::Send };
+        self.router.subscribe(connection, &request).unwrap();
+    }
+
+    fn publish(&mut self, topic: &str, payload: &[u8], qos: QoS) -> Routed {
+        let message = Message { topic, payload, qos, retain: false, expires_at: None, properties: &[] };
+        let routed = self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Broker, self.now);
+        self.router.finish(&mut self.batch, self.now);
+        routed
+    }
+
+    fn expire(&mut self, after: Duration) {
+        self.now += after;
+        self.router.expire(&mut self.batch, self.now);
+    }
+}
+
+/// How many bytes wait for the client.
+fn waiting(connection: &Connection) -> usize {
+    connection.subscriber.lock().outbox.len()
+}
+
+fn will(delay: Duration) -> Will {
+    let message = StoredMessage {
+        topic: "will".into(),
+        payload: Bytes::from_static(b"gone"),
+        qos: QoS::AtMostOnce,
+        retain: false,
+        expires_at: None,
+        properties: Bytes::new(),
+    };
+    Will { message, message_expiry: None, delay }
+}
+
+const HOUR: SessionExpiry = SessionExpiry::After(Duration::from_secs(3_600));
+
+#[test]
+fn a_session_that_ends_with_its_connection_is_not_resumed() {
+    let mut bench = Bench::new();
+    let (first, _) = bench.connect("c", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&first, "t");
+    // Between the end of the connection and that of the session a client may be quick.
+    first.subscriber.lock().connected = None;
+    let (second, present) = bench.connect("c", false, HOUR, None);
+    assert!(!present);
+    assert_eq!(bench.publish("t", b"x", QoS::AtMostOnce), Routed::Unmatched);
+    assert_eq!((waiting(&first), waiting(&second)), (0, 0));
+}
+
+#[test]
+fn a_kept_session_gets_what_came_while_it_was_away() {
+    let mut bench = Bench::new();
+    let (first, _) = bench.connect("c", true, HOUR, None);
+    bench.subscribe(&first, "t");
+    bench.disconnect(&first);
+    assert_eq!(bench.publish("t", b"one", QoS::AtLeastOnce), Routed::Done);
+    bench.publish("t", b"not kept", QoS::AtMostOnce);
+    let (second, present) = bench.connect("c", false, HOUR, None);
+    assert!(present);
+    assert!(!bench.router.pump(&mut bench.batch, &second, bench.now));
+    let mut drained = Drained::default();
+    assert!(second.subscriber.lock().outbox.take(&mut drained));
+    assert_eq!(drained.tail, b"\x32\x09\x00\x01t\x00\x01\x00one");
+}
+
+#[test]
+fn an_older_connection_says_nothing_any_more() {
+    let mut bench = Bench::new();
+    let (first, _) = bench.connect("c", true, HOUR, None);
+    let (second, present) = bench.connect("c", false, HOUR, None);
+    assert!(present && first.subscriber.id == second.subscriber.id);
+    assert!(!first.subscriber.is_latest(first.epoch) && second.subscriber.is_latest(second.epoch));
+    bench.disconnect(&first);
+    assert!(second.subscriber.lock().connected.is_some());
+    let (_third, _) = bench.connect("c", true, HOUR, None);
+    assert!(!second.subscriber.is_latest(second.epoch));
+    assert_eq!(second.subscriber.lock().outbox.closing(), Some(ReasonCode::SessionTakenOver));
+}
+
+#[test]
+fn wills_fire_once_or_not_at_all() {
+    let mut bench = Bench::new();
+    let (watcher, _) = bench.connect("watcher", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&watcher, "will");
+    let fired = |bench: &mut Bench, expected: usize, what: &str| {
+        bench.router.finish(&mut bench.batch, bench.now);
+        let mut drained = Drained::default();
+        watcher.subscriber.lock().outbox.take(&mut drained);
+        assert_eq!(drained.tail.windows(4).filter(|bytes| bytes == b"gone").count(), expected, "{what}");
+    };
+    let delay = Duration::from_secs(10);
+
+    let (client, _) = bench.connect("c", true, HOUR, Some(will(Duration::ZERO)));
+    bench.disconnect(&client);
+    fired(&mut bench, 1, "at once");
+    bench.expire(delay);
+    fired(&mut bench, 0, "not again");
+
+    let (client, _) = bench.connect("c", true, HOUR, Some(will(delay)));
+    bench.disconnect(&client);
+    let (client, _) = bench.connect("c", false, HOUR, Some(will(delay)));
+    bench.expire(delay);
+    fired(&mut bench, 0, "cancelled by the resume");
+    bench.disconnect(&client);
+    bench.expire(delay);
+    fired(&mut bench, 1, "after its delay");
+
+    let (client, _) = bench.connect("c", true, SessionExpiry::After(delay / 2), Some(will(delay)));
+    bench.disconnect(&client);
+    bench.expire(delay / 2);
+    fired(&mut bench, 1, "the session's end comes first");
+    bench.expire(delay);
+    fired(&mut bench, 0, "and only once");
+
+    let (_old, _) = bench.connect("c", true, HOUR, Some(will(delay)));
+    let (_new, _) = bench.connect("c", true, HOUR, None);
+    fired(&mut bench, 1, "a clean start ends the old session");
+}
+
+#[test]
+fn clients_that_come_and_go_leave_no_deadlines_behind() {
+    let mut bench = Bench::new();
+    for _ in 0..20_000 {
+        let (client, _) = bench.connect("c", false, HOUR, None);
+        bench.disconnect(&client);
+    }
+    assert!(bench.router.deadlines.len() < 4_096, "{}", bench.router.deadlines.len());
+    bench.expire(Duration::from_secs(3_600));
+    assert_eq!(bench.router.metrics().sessions.value(), 0, "the last expiry still counts");
+}
+
+#[test]
+fn a_group_shares_and_passes_a_member_by_that_takes_nothing() {
+    let mut bench = Bench::new();
+    let members: Vec<Connection> =
+        (0..3).map(|n| bench.connect(&format!("m{n}"), true, SessionExpiry::WithConnection, None).0).collect();
+    for member in &members {
+        bench.subscribe(member, "$share/g/t");
+    }
+    for _ in 0..30 {
+        bench.publish("t", b"x", QoS::AtMostOnce);
+    }
+    let one = waiting(&members[0]) / 10;
+    assert!(one > 0 && members.iter().all(|member| waiting(member) == 10 * one));
+
+    members[0].subscriber.lock().outbox.tail().resize(crate::limits::OUTBOX_COPIED_BYTES_MAX, 0);
+    let before = waiting(&members[0]);
+    for _ in 0..30 {
+        bench.publish("t", b"x", QoS::AtMostOnce);
+    }
+    assert_eq!(waiting(&members[0]), before);
+    assert_eq!(waiting(&members[1]) + waiting(&members[2]), 50 * one, "none is lost beside free members");
+    assert_eq!(bench.router.metrics().dropped_qos0.value(), 0);
+}
+
+#[test]
+fn a_silent_client_is_closed_and_a_heard_one_is_not() {
+    let mut bench = Bench::new();
+    let (client, _) = bench.connect("c", true, SessionExpiry::WithConnection, None);
+    client.subscriber.lock().outbox.arm(Waker::noop());
+    bench.now += Duration::from_secs(60);
+    client.subscriber.heard(bench.router.millis(bench.now));
+    bench.expire(Duration::from_secs(31));
+    assert_eq!(client.subscriber.lock().outbox.closing(), None);
+    bench.expire(Duration::from_secs(60));
+    assert_eq!(client.subscriber.lock().outbox.closing(), Some(ReasonCode::KeepAliveTimeout));
+}
