@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const HELLOS_MIN: f64 = 3.0;
 /// The chance of taking a living peer for dead because of lost hellos.
 const FALSE_ALARM: f64 = 1e-6;
-/// Loss is the mean of about this many hellos.
+/// Loss is the mean of about this many hellos, or packets of ours.
 const LOSS_WINDOW: f64 = 32.0;
 /// Beyond this a link is as good as cut.
 const LOSS_MAX: f64 = 0.5;
@@ -40,6 +40,10 @@ pub(super) struct Path {
     pub(super) rtt_min: Duration,
     /// UDP datagrams received so far.
     pub(super) datagrams: u64,
+    /// QUIC packets sent so far.
+    pub(super) sent: u64,
+    /// Those of them that were lost.
+    pub(super) lost: u64,
 }
 
 /// One link's detector.
@@ -57,7 +61,10 @@ pub(super) struct Detection {
     heard: u64,
     echoed: u64,
     said: u64,
-    loss: f64,
+    /// Share of the peer's hellos that were lost lately.
+    loss_in: f64,
+    /// Share of our packets that were.
+    loss_out: f64,
 }
 
 impl Detection {
@@ -74,7 +81,8 @@ impl Detection {
             heard: 0,
             echoed: 0,
             said: 0,
-            loss: 0.0,
+            loss_in: 0.0,
+            loss_out: 0.0,
         }
     }
 
@@ -93,9 +101,9 @@ impl Detection {
         let missed = if self.heard == 0 { 0 } else { (number - self.heard - 1).min(64) };
         self.heard = number;
         for _ in 0..missed {
-            self.loss += (1.0 - self.loss) / LOSS_WINDOW;
+            self.loss_in += (1.0 - self.loss_in) / LOSS_WINDOW;
         }
-        self.loss -= self.loss / LOSS_WINDOW;
+        self.loss_in -= self.loss_in / LOSS_WINDOW;
         if echo > self.echoed && echo <= self.said {
             self.echoed = echo;
             self.deafness = Duration::ZERO;
@@ -114,6 +122,7 @@ impl Detection {
         if self.said > self.echoed {
             self.deafness += elapsed;
         }
+        self.sent(path);
         self.path = path;
         if self.silence > self.timeout(self.peer_hello) {
             Err(Death::Silent(self.silence))
@@ -125,9 +134,18 @@ impl Detection {
         }
     }
 
-    /// Share of the peer's hellos that were lost lately.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn sent(&mut self, path: Path) {
+        let sent = path.sent.saturating_sub(self.path.sent) as f64;
+        let lost = path.lost.saturating_sub(self.path.lost) as f64;
+        if sent > 0.0 {
+            self.loss_out += ((lost / sent).min(1.0) - self.loss_out) * (sent / LOSS_WINDOW).min(1.0);
+        }
+    }
+
+    /// Share of packets that were lost lately, in the worse of the two directions.
     pub(super) fn loss(&self) -> f64 {
-        self.loss
+        self.loss_in.max(self.loss_out)
     }
 
     /// How long the peer may be silent.
@@ -136,7 +154,7 @@ impl Detection {
     }
 
     fn timeout(&self, rhythm: Duration) -> Duration {
-        let loss = self.loss.clamp(f64::MIN_POSITIVE, LOSS_MAX);
+        let loss = self.loss().clamp(f64::MIN_POSITIVE, LOSS_MAX);
         let hellos = (FALSE_ALARM.ln() / loss.ln()).ceil().max(HELLOS_MIN);
         // QUIC does not tell the deviation; what the smoothed value has above the shortest one stands for it.
         let deviation = self.path.rtt.saturating_sub(self.path.rtt_min);
@@ -152,7 +170,7 @@ mod tests {
 
     const HELLO: Duration = Duration::from_millis(100);
     const TICK: Duration = Duration::from_millis(25);
-    const LAN: Path = Path { rtt: Duration::from_micros(300), rtt_min: Duration::from_micros(200), datagrams: 1 };
+    const LAN: Path = Path { rtt: Duration::from_micros(300), rtt_min: Duration::from_micros(200), datagrams: 1, sent: 1, lost: 0 };
 
     fn detection(now: Instant) -> Detection {
         let mut detection = Detection::new(HELLO, HELLO, TICK, now);
@@ -196,7 +214,12 @@ mod tests {
         let (after, _) = dies_after(&mut lossy, start, LAN, false);
         assert!((800..=1_100).contains(&after.as_millis()), "{after:?}");
 
-        let far = Path { rtt: 200 * 5 * TICK / 125, rtt_min: 150 * 5 * TICK / 125, datagrams: 1 };
+        // What is lost on the way out may be hellos that the far side would have echoed.
+        let mut deaf = detection(start);
+        deaf.tick(start, Path { sent: 101, lost: 20, ..LAN }).unwrap();
+        assert!((0.15..0.25).contains(&deaf.loss()), "{}", deaf.loss());
+
+        let far = Path { rtt: Duration::from_millis(200), rtt_min: Duration::from_millis(150), datagrams: 1, sent: 1, lost: 0 };
         let mut distant = detection(start);
         distant.tick(start, far).unwrap();
         assert_eq!(distant.detection_time(), 2 * (far.rtt + 4 * (far.rtt - far.rtt_min)) + ACK_DELAY);

@@ -495,7 +495,7 @@ fn link_record(entry: &Entry) -> LinkRecord {
     }
 }
 
-/// In whole percent: no more is known of 32 hellos.
+/// In whole percent: no more is known of 32 packets.
 fn told_loss(loss: f64) -> f64 {
     (loss * 100.0).round() / 100.0
 }

@@ -61,7 +61,7 @@ pub(super) struct Measured {
     pub(super) cost: NonZeroU32,
     /// Shortest round trip of the last window.
     pub(super) rtt: Duration,
-    /// Share of hellos lost.
+    /// Share of packets lost.
     pub(super) loss: f64,
 }
 
@@ -323,5 +323,11 @@ async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
 
 fn path(connection: &Connection) -> Path {
     let stats = connection.stats();
-    Path { rtt: stats.path.rtt, rtt_min: stats.path.min_rtt, datagrams: stats.udp_rx.datagrams }
+    Path {
+        rtt: stats.path.rtt,
+        rtt_min: stats.path.min_rtt,
+        datagrams: stats.udp_rx.datagrams,
+        sent: stats.path.sent_packets,
+        lost: stats.path.lost_packets,
+    }
 }
