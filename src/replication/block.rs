@@ -22,6 +22,8 @@ pub(super) struct Stream {
     cover: AtomicU64,
     /// Nothing up to here is promised to be in the ring.
     floor: AtomicU64,
+    /// The cover that this broker joined at: what it never gets of the ids up to here is no loss to it.
+    joined_at: AtomicU64,
     /// The origin-lane's lock: held from the check of the cover to the last local delivery, so that order holds whichever port a
     /// block comes from. Says when the cover was last raised.
     pub(super) turn: Mutex<Instant>,
@@ -30,7 +32,8 @@ pub(super) struct Stream {
 impl Stream {
     /// An origin-lane known up to `cover`, of which the ring holds nothing yet.
     pub(super) fn new(id: OriginLane, cover: u64, now: Instant) -> Self {
-        Self { id, cover: AtomicU64::new(cover), floor: AtomicU64::new(cover), turn: Mutex::new(now) }
+        let (cover, floor, joined_at) = (AtomicU64::new(cover), AtomicU64::new(cover), AtomicU64::new(0));
+        Self { id, cover, floor, joined_at, turn: Mutex::new(now) }
     }
 
     pub(super) fn key(&self) -> StreamKey {
@@ -48,6 +51,15 @@ impl Stream {
 
     pub(super) fn floor(&self) -> u64 {
         self.floor.load(Ordering::Acquire)
+    }
+
+    pub(super) fn joined_at(&self) -> u64 {
+        self.joined_at.load(Ordering::Acquire)
+    }
+
+    /// To be called under `turn`.
+    pub(super) fn join_at(&self, cover: u64) {
+        self.joined_at.fetch_max(cover, Ordering::AcqRel);
     }
 }
 

@@ -17,7 +17,7 @@ use super::sync::{AtomicBool, AtomicU64, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
 use crate::ids::{LaneId, LogId, OriginLane};
-use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, STREAMS_PER_LANE_MAX};
+use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, STREAMS_PER_LANE_MAX};
 
 /// Bits of a sequence that say which message of its block it is.
 const INDEX_BITS: u32 = BLOCK_MESSAGES_MAX.ilog2();
@@ -84,8 +84,7 @@ pub(super) struct Lane {
     streams: RwLock<BTreeMap<StreamKey, Arc<Stream>>>,
     /// Replaced when a port comes or goes, read by every publish.
     cursors: ArcSwap<Vec<Arc<Cursor>>>,
-    /// Until then this broker is new to the mesh, as far as the lane is concerned.
-    settles_at: Instant,
+    started_at: Instant,
     /// It has taken over a neighbour's covers.
     settled: AtomicBool,
 }
@@ -102,7 +101,7 @@ pub(super) struct Arrived<'a> {
 }
 
 impl Lane {
-    pub(super) fn new(own: OriginLane, reliable: bool, ring: Ring<Block>, now: Instant, settles_at: Instant) -> Self {
+    pub(super) fn new(own: OriginLane, reliable: bool, ring: Ring<Block>, now: Instant) -> Self {
         Self {
             id: own.lane,
             reliable,
@@ -110,14 +109,20 @@ impl Lane {
             own: Arc::new(Stream::new(own, 0, now)),
             streams: RwLock::default(),
             cursors: ArcSwap::default(),
-            settles_at,
+            started_at: now,
             settled: AtomicBool::new(false),
         }
     }
 
     /// Whether this broker is still new to the mesh: it has taken over nobody's covers and has not been alone for long.
     pub(super) fn is_new(&self, now: Instant) -> bool {
-        !self.settled.load(Ordering::Acquire) && now < self.settles_at
+        !self.settled.load(Ordering::Acquire) && now < self.started_at + NEWCOMER_TIME
+    }
+
+    /// Whether what is `age_ms` old was published before this broker started: then it is owed to none of its subscribers. Brokers that
+    /// are all new have everything of each other, whoever was first.
+    pub(super) fn is_from_before(&self, age_ms: u64, now: Instant) -> bool {
+        !self.is_new(now) && u128::from(age_ms) > now.saturating_duration_since(self.started_at).as_millis()
     }
 
     /// Whether a live cursor lags by half the ring.
@@ -228,6 +233,9 @@ impl Lane {
 
     /// Takes over a neighbour's covers: with them this broker is no longer new. Those in `except` are what it told the neighbour that
     /// it knows, and therefore catches up with.
+    ///
+    /// Of QoS 1 and 2 it still takes the log itself, as far as the neighbour has it, though it delivers nothing from before its start:
+    /// others may need it from here, to whom this broker, in its former life, had not yet given it. Of QoS 0 it begins at the cover.
     pub(super) fn adopt(
         &self,
         covers: impl IntoIterator<Item = Cover>,
@@ -244,7 +252,11 @@ impl Lane {
             let mut heard = stream.turn.lock();
             if stream.cover() < cover {
                 *heard = now;
-                self.skip_to(&stream, cover, now);
+                if self.reliable {
+                    stream.join_at(cover);
+                } else {
+                    stream.set_cover(cover);
+                }
                 counters.covers_adopted.add(1);
             }
         }

@@ -53,7 +53,7 @@ pub use crate::frame::lane::MeshMessage;
 use crate::codec::QoS;
 use crate::frame::FrameError;
 use crate::ids::{BrokerId, LaneId, LogId, OriginLane, PortId};
-use crate::limits::{LANES_MAX, NEWCOMER_TIME};
+use crate::limits::LANES_MAX;
 use gate::Gate;
 use lane::Lane;
 use ring::Ring;
@@ -147,7 +147,7 @@ impl fmt::Debug for Replication {
 
 impl Replication {
     /// Empty rings. From `now` on this broker is new to the mesh, until it has taken over a neighbour's covers or
-    /// [`NEWCOMER_TIME`] is over.
+    /// [`NEWCOMER_TIME`](crate::limits::NEWCOMER_TIME) is over.
     #[must_use]
     pub fn new(config: ReplicationConfig, now: Instant) -> Arc<Self> {
         let per_class = config.lanes_per_class.clamp(1, LANES_MAX);
@@ -156,7 +156,7 @@ impl Replication {
             let reliable = id >= per_class;
             let class_bytes = if reliable { config.ring_bytes } else { config.ring_bytes / QOS_0_SHARE };
             let ring = Ring::new(config.ring_blocks, class_bytes / usize::from(per_class));
-            Lane::new(own, reliable, ring, now, now + NEWCOMER_TIME)
+            Lane::new(own, reliable, ring, now)
         };
         let lanes = (0..2 * per_class).map(lane).collect();
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);

@@ -4,8 +4,8 @@
 //! side is known to have: from its OPEN, from what it sent to us, from what we sent to it. A block at or below that is skipped.
 //!
 //! Data is sent only while both sides have opened with the same number. The two OPENs say where it starts, and both sides read the
-//! same from them: at the cover that the far side named; for an origin-lane that it did not name at the beginning, unless the far side
-//! is new to the mesh and we are not: then at the cover that we named, which it takes over.
+//! same from them: at the cover that the far side named; for an origin-lane that it did not name at the beginning. Only of QoS 0, where
+//! the far side is new to the mesh and we are not, at the cover that we named, which it takes over.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -350,7 +350,7 @@ impl PortLane {
         // An alias stays as long as the stream; what was known belonged to the last agreement.
         far.retain(|_, far| far.alias.is_some());
         far.values_mut().for_each(|far| far.known = 0);
-        let taken_over = if theirs.new && !mine.new { &mine.covers[..] } else { &[] };
+        let taken_over = if theirs.new && !mine.new && !lane.reliable { &mine.covers[..] } else { &[] };
         for cover in taken_over.iter().chain(&theirs.covers) {
             far.entry((cover.origin, cover.log)).or_default().known = cover.cover;
         }

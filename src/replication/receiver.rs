@@ -225,12 +225,15 @@ impl LaneReceiver {
         *heard = now;
         let Block { first, hops, age_ms, body, .. } = *block;
         lane.append(&Arrived { stream, first, last, hops, age_ms, body }, now);
-        let mut new = 0;
+        let (mut new, is_from_before) = (0, lane.is_from_before(age_ms, now));
         for (sequence, mut message) in Messages::new(first, body).flatten() {
             if sequence <= cover {
                 continue;
             }
             new += 1;
+            if is_from_before {
+                continue;
+            }
             match message.expiry_seconds {
                 Some(seconds) if u64::from(seconds) <= age_ms / 1_000 => counters.messages_expired.add(1),
                 expiry => {
@@ -277,7 +280,7 @@ impl LaneReceiver {
         drop(heard);
         lane.wake();
         // A broker that is new to the mesh is owed nothing from before.
-        if lane.is_new(now) {
+        if to <= stream.joined_at() || lane.is_new(now) {
             counters.covers_adopted.add(1);
             return Ok(());
         }

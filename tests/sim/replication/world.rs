@@ -23,7 +23,7 @@ const TOPICS: usize = 6;
 const DETECTION_MAX_US: u64 = 30_000;
 
 /// What a broker is given to work with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) ring_blocks: usize,
     pub(super) ring_bytes: usize,
