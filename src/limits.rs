@@ -113,7 +113,8 @@ pub const SHARE_BLOCK_BYTES: usize = 2 * 1024;
 /// Aliases that one lane stream gives out before it gives the first one to another origin.
 pub const LANE_ALIASES_MAX: u16 = 1_024;
 /// A broker that has met only brokers as new as itself, or none, for this long is no longer new to the mesh.
-pub const NEWCOMER_TIME: Duration = Duration::from_secs(3);
+/// Longer than it may take to reach a neighbour that is up: see `mesh::connect`.
+pub const NEWCOMER_TIME: Duration = Duration::from_secs(15);
 /// Default for how long a ring keeps a block.
 pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 

@@ -21,6 +21,7 @@ use super::identity::DIAL_NAME;
 use crate::clock;
 use crate::config::{Discovery, HostPort};
 use crate::ids::BrokerId;
+use crate::limits::NEWCOMER_TIME;
 use crate::task;
 
 /// Handshakes with diallers at once; whoever comes beyond that is to come again.
@@ -29,6 +30,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// An address may be silent for this long.
 const PATIENCE: Duration = Duration::from_secs(3);
+// A broker that comes back must not found a mesh of its own while its neighbours are about to reach it.
+const _: () = assert!(NEWCOMER_TIME.as_secs() > BACKOFF_MAX.as_secs() + PATIENCE.as_secs() + HANDSHAKE_TIMEOUT.as_secs());
 /// A link that was lost is redialled eagerly for this long: it may be a partition, which heals.
 const EAGER_FOR: Duration = Duration::from_secs(60);
 const EAGER_BACKOFF_MAX: Duration = Duration::from_millis(200);
