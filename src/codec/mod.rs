@@ -40,6 +40,7 @@ pub use error::{DecodeError, EncodeError};
 pub use properties::{
     AckProperties, AuthProperties, ConnAckProperties, ConnectProperties, DisconnectProperties, PropertyId, PublishProperties,
     SubscribeProperties, SubscriptionId, SubscriptionIds, UnsubscribeProperties, UserProperties, WillProperties,
+    check_forwardable,
 };
 pub use publish::{Publish, PublishHead, encode_publish_head, publish_len};
 pub use reason::ReasonCode;

@@ -649,6 +649,21 @@ macro_rules! forwardable {
 
 forwardable! { PublishProperties WillProperties }
 
+/// Whether `section` is what [`PublishProperties::forward_into`] could have written: it came from another broker and shall go to
+/// subscribers as it is.
+///
+/// # Errors
+/// What is wrong with it; [`DecodeError::PropertyMisplaced`] for a property that is not handed on.
+pub fn check_forwardable(section: &[u8]) -> Result<(), DecodeError> {
+    let found = PublishProperties::read(section)?;
+    let own = [
+        (found.message_expiry_seconds.is_some(), PropertyId::MessageExpiryInterval),
+        (found.topic_alias.is_some(), PropertyId::TopicAlias),
+        (!found.subscription_ids.is_empty(), PropertyId::SubscriptionIdentifier),
+    ];
+    own.into_iter().find(|(is_there, _)| *is_there).map_or(Ok(()), |(_, id)| Err(DecodeError::PropertyMisplaced(id)))
+}
+
 /// Appends one subscription identifier of a PUBLISH.
 pub(super) fn put_subscription_id(out: &mut Vec<u8>, value: u32) -> Result<(), EncodeError> {
     let id = PropertyId::SubscriptionIdentifier;

@@ -50,7 +50,7 @@ pub use receiver::{LaneEvent, LaneReceiver};
 
 pub use crate::frame::lane::MeshMessage;
 
-use crate::codec::QoS;
+use crate::codec::{DecodeError, QoS};
 use crate::frame::FrameError;
 use crate::ids::{BrokerId, LaneId, LogId, OriginLane, PortId};
 use crate::limits::LANES_MAX;
@@ -118,6 +118,9 @@ pub enum LaneError {
     /// A message on a lane of the other QoS class.
     #[error("QoS {0:?} on a lane of the other class")]
     WrongClass(QoS),
+    /// Properties that no subscriber may be given.
+    #[error("a message whose properties are malformed: {0}")]
+    Properties(#[from] DecodeError),
     /// COVERS without an OPEN that announced them.
     #[error("covers that belong to no OPEN")]
     StrayCovers,

@@ -7,7 +7,7 @@ use super::block::Stream;
 use super::lane::{Arrived, Lane};
 use super::port::{Opened, PortLane};
 use super::{Deliver, LaneError};
-use crate::codec::QoS;
+use crate::codec::{self, QoS};
 use crate::frame::lane::{self, Block, Cover, Covers, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages};
 use crate::ids::{OpenMark, OpenNumber};
 use crate::limits::{BLOCK_BYTES, OPEN_COVERS_BYTES_MAX, STREAMS_PER_LANE_MAX};
@@ -302,6 +302,9 @@ fn survey(block: &Block<'_>, reliable: bool) -> Result<(u64, u64), LaneError> {
         let (sequence, message) = message?;
         if (message.qos != QoS::AtMostOnce) != reliable {
             return Err(LaneError::WrongClass(message.qos));
+        }
+        if !message.properties.is_empty() {
+            codec::check_forwardable(message.properties)?;
         }
         found = Ok((sequence, found.map_or(1, |(_, count)| count + 1)));
     }

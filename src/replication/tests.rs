@@ -516,6 +516,8 @@ fn what_a_peer_may_not_send_closes_the_link() {
         (block(0, 1, &[]), Err(LaneError::EmptyBlock)),
         (block(0, 1, &[0, 0, 1, b't', 0]), Err(LaneError::WrongClass(QoS::AtMostOnce))),
         (block(0, 1, &good[..4]), Err(LaneError::Frame(FrameError::Truncated("payload")))),
+        (block(0, 1, &[0, 0x11, 1, b't', 2, 1, 1, 0]), Ok(())),
+        (block(0, 1, &[0, 0x11, 1, b't', 1, 1, 0]), Err(LaneError::Properties(DecodeError::Truncated { wanted: 1, left: 0 }))),
         (vec![3, 2, 0, 0], Err(LaneError::StrayCovers)),
         (
             vec![5, 0xff, 0xff, 0x04],

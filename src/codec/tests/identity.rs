@@ -378,6 +378,7 @@ proptest! {
         let mut properties = Vec::new();
         came.properties.forward_into(&mut properties)?;
         prop_assert_eq!(properties.is_empty(), came.properties.is_forwardable_empty());
+        prop_assert_eq!(check_forwardable(&properties), Ok(()));
         let head = PublishHead {
             dup: false,
             qos: QoS::AtLeastOnce,

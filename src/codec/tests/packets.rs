@@ -190,6 +190,25 @@ fn publish_v5() {
 }
 
 #[test]
+fn what_another_broker_wants_forwarded_is_checked() {
+    let misplaced = |id| Err(DecodeError::PropertyMisplaced(id));
+    for (notation, expected) in [
+        ("", Ok(())),
+        ("01 00  03 s''  08 s'r'  09 0002 00 'c'  26 s'k' s'1'  26 s'k' s'2'", Ok(())),
+        ("02 00000001", misplaced(PropertyId::MessageExpiryInterval)),
+        ("23 0007", misplaced(PropertyId::TopicAlias)),
+        ("0b 01", misplaced(PropertyId::SubscriptionIdentifier)),
+        ("11 00000001", misplaced(PropertyId::SessionExpiryInterval)),
+        ("01 02", Err(DecodeError::PropertyValue { id: PropertyId::PayloadFormatIndicator, value: 2 })),
+        ("01 00  01 00", Err(DecodeError::PropertyTwice(PropertyId::PayloadFormatIndicator))),
+        ("26 s'k'", Err(DecodeError::Truncated { wanted: 2, left: 0 })),
+        ("03 0001 ff", Err(DecodeError::Utf8 { valid_bytes: 0 })),
+    ] {
+        assert_eq!(check_forwardable(&bytes(notation)), expected, "{notation}");
+    }
+}
+
+#[test]
 fn publish_v3() {
     let publish = Publish {
         dup: false,
