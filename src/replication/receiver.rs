@@ -12,6 +12,9 @@ use crate::frame::lane::{self, Block, Cover, Covers, FRAME_OVERHEAD_BYTES_MAX, L
 use crate::ids::{OpenMark, OpenNumber};
 use crate::limits::{BLOCK_BYTES, OPEN_COVERS_BYTES_MAX, STREAMS_PER_LANE_MAX};
 
+/// What a broker can say in one OPEN: of all the origin-lanes that it remembers, and of its own.
+const COVERS_MAX: usize = STREAMS_PER_LANE_MAX + 1;
+
 /// What a lane said to the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneEvent {
@@ -167,8 +170,8 @@ impl LaneReceiver {
     fn covers(&mut self, covers: Covers<'_>, more: bool, now: Instant, events: &mut Vec<LaneEvent>) -> Result<(), LaneError> {
         let (mark, mut opened) = self.opening.take().ok_or(LaneError::StrayCovers)?;
         opened.covers.extend(covers.iter().filter(|cover: &Cover| cover.cover > 0));
-        if opened.covers.len() > STREAMS_PER_LANE_MAX {
-            return Err(LaneError::TooManyCovers(STREAMS_PER_LANE_MAX));
+        if opened.covers.len() > COVERS_MAX {
+            return Err(LaneError::TooManyCovers(COVERS_MAX));
         }
         if more {
             self.opening = Some((mark, opened));

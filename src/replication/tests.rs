@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::*;
 use crate::frame::lane::{self, Block, Cover};
 use crate::ids::{Incarnation, OpenMark, OpenNumber, RootClaim, TreeId};
-use crate::limits::{LANE_ALIASES_MAX, NEWCOMER_TIME};
+use crate::limits::{LANE_ALIASES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, STREAMS_PER_LANE_MAX};
 
 const LANES_PER_CLASS: u8 = 2;
 const RING_BLOCKS: usize = 64;
@@ -652,6 +652,21 @@ fn logs_that_have_long_been_silent_are_forgotten() {
     broker.replication.trim(now + 2 * silence + age);
     hear(11, now + 2 * silence + age);
     assert_eq!(logs(), (2..=11).collect::<Vec<_>>(), "the oldest goes");
+}
+
+/// A broker that remembers as much as it may can still open.
+#[test]
+fn an_open_may_name_every_origin_lane_and_the_senders_own() {
+    let now = start();
+    let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
+    let lane = pair.child.replication.lane(LaneId(2)).unwrap();
+    for n in 0..STREAMS_PER_LANE_MAX {
+        let (origin, log) = (n / LOGS_PER_ORIGIN_MAX + 10, n % LOGS_PER_ORIGIN_MAX);
+        let key = (BrokerId(origin as u64), LogId(log as u64));
+        lane.stream(key, now, pair.child.replication.silence()).unwrap().set_cover(1);
+    }
+    assert_eq!(lane.covers().len(), STREAMS_PER_LANE_MAX + 1);
+    pair.open(later(now));
 }
 
 /// The largest body of a frame where messages may have 1,000 bytes: an OPEN's page of covers.
