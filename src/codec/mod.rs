@@ -39,8 +39,7 @@ pub use disconnect::{Auth, Disconnect};
 pub use error::{DecodeError, EncodeError};
 pub use properties::{
     AckProperties, AuthProperties, ConnAckProperties, ConnectProperties, DisconnectProperties, PropertyId, PublishProperties,
-    SubscribeProperties, SubscriptionId, SubscriptionIds, UnsubscribeProperties, UserProperties, WillProperties,
-    check_forwardable,
+    SubscribeProperties, SubscriptionId, SubscriptionIds, UnsubscribeProperties, UserProperties, WillProperties, check_forwardable,
 };
 pub use publish::{Publish, PublishHead, encode_publish_head, publish_len};
 pub use reason::ReasonCode;

@@ -202,7 +202,8 @@ impl Lane {
             // A broker that restarts more often than that is remembered all the same, up to the bound of the table.
             forget_one(&mut streams, logs, now, silence);
         }
-        if streams.len() >= STREAMS_PER_LANE_MAX && !forget_one(&mut streams, .., now, silence) {
+        let is_full = streams.len() >= STREAMS_PER_LANE_MAX;
+        if is_full && !forget_one(&mut streams, .., now, silence) && !forget_excess(&mut streams) {
             return Err(LaneError::TooManyOrigins);
         }
         let stream = Arc::new(Stream::new(OriginLane { origin, log, lane: self.id }, 0, now));
@@ -277,4 +278,18 @@ fn forget_one(
     let oldest = silent.map(|(key, stream)| (*stream.turn.lock(), *key)).min_by_key(|(heard, _)| *heard);
     let gone = oldest.filter(|(heard, _)| now.saturating_duration_since(*heard) > silence);
     gone.is_some_and(|(_, key)| streams.remove(&key).is_some())
+}
+
+/// Forgets the oldest logs of the origin that has the most, down to its share: it harms itself at most, as what is forgotten could come
+/// again and would be new. False if nobody has more than a share.
+fn forget_excess(streams: &mut BTreeMap<StreamKey, Arc<Stream>>) -> bool {
+    let mut counts = BTreeMap::new();
+    streams.keys().for_each(|(origin, _)| *counts.entry(*origin).or_insert(0_usize) += 1);
+    let Some((origin, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return false };
+    let excess = count.saturating_sub(LOGS_PER_ORIGIN_MAX);
+    let logs = streams.range((origin, LogId(0))..=(origin, LogId(u64::MAX)));
+    let mut logs: Vec<_> = logs.map(|(key, stream)| (*stream.turn.lock(), *key)).collect();
+    logs.sort_unstable();
+    logs.iter().take(excess).for_each(|(_, key)| drop(streams.remove(key)));
+    excess > 0
 }

@@ -654,6 +654,37 @@ fn logs_that_have_long_been_silent_are_forgotten() {
     assert_eq!(logs(), (2..=11).collect::<Vec<_>>(), "the oldest goes");
 }
 
+/// A broker that seems to restart without end fills the table. The others keep their places.
+#[test]
+fn an_origin_with_too_many_logs_makes_room_itself() {
+    let now = start();
+    let broker = Broker::new(1, now);
+    let lane = broker.replication.lane(LaneId(2)).unwrap();
+    let hear = |origin: u64, log: u64| {
+        let at = now + Duration::from_millis(log);
+        let heard = lane.stream((BrokerId(origin), LogId(log)), at, broker.replication.silence());
+        heard.map(|stream| stream.set_cover(1))
+    };
+    let orderly = (STREAMS_PER_LANE_MAX / LOGS_PER_ORIGIN_MAX) as u64 - 2;
+    let logs = LOGS_PER_ORIGIN_MAX as u64;
+    (0..orderly).for_each(|n| (0..logs).for_each(|log| hear(10 + n, log).unwrap()));
+    (0..100).for_each(|log| hear(5, log).unwrap());
+    let known = |origin: u64| {
+        lane.covers().iter().filter(|cover| cover.origin == BrokerId(origin)).map(|cover| cover.log.0).collect::<Vec<_>>()
+    };
+    // The last of its share goes where the oldest were.
+    let kept = known(5);
+    assert!(kept.len() <= 2 * LOGS_PER_ORIGIN_MAX && kept.last() == Some(&99), "{kept:?}");
+    let others = |cover: &&Cover| (10..10 + orderly).contains(&cover.origin.0);
+    assert_eq!(lane.covers().iter().filter(others).count(), orderly as usize * LOGS_PER_ORIGIN_MAX);
+
+    (0..logs).for_each(|log| hear(6, log).unwrap());
+    (0..logs).for_each(|log| assert!(hear(7, log).is_err()));
+    assert_eq!(known(6).len(), LOGS_PER_ORIGIN_MAX);
+    let full = lane.covers().len() - 1;
+    assert_eq!((full, hear(8, 0)), (STREAMS_PER_LANE_MAX, Err(LaneError::TooManyOrigins)), "none has more than its share");
+}
+
 /// A broker that remembers as much as it may can still open.
 #[test]
 fn an_open_may_name_every_origin_lane_and_the_senders_own() {
