@@ -24,6 +24,7 @@ use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
 use crate::clock;
 use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
+use crate::replication::Waiter;
 use crate::router::{Connection, Farewell, RouteCache, Router};
 use crate::session::SessionExpiry;
 
@@ -133,6 +134,8 @@ struct Client<S> {
     aliases: packets::Aliases,
     /// Acknowledgements that wait for the mesh.
     held: Vec<u8>,
+    /// Waits until they may go.
+    release: Option<Waiter>,
     /// Bytes answered since the outbox was last written out.
     unread_answers_bytes: usize,
     /// Set once: what waits is written, then the connection ends.
@@ -160,6 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             routes: RouteCache::default(),
             aliases: packets::Aliases::default(),
             held: Vec::new(),
+            release: None,
             unread_answers_bytes: 0,
             closing: None,
             patience: None,
@@ -326,9 +330,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// Acknowledges what was held once the mesh has caught up. Registers for that if it has not.
     fn release_held(&mut self, cx: &mut Context<'_>) {
         let Some(mesh) = self.router.mesh() else { return };
-        if self.held.is_empty() || mesh.poll_progress(cx).is_pending() {
+        if self.held.is_empty() || self.release.get_or_insert_with(|| mesh.waiter()).poll(cx).is_pending() {
             return;
         }
+        self.release = None;
         let mut state = self.connection.subscriber.lock();
         if state.epoch == self.connection.epoch {
             state.outbox.tail().extend_from_slice(&self.held);

@@ -2,27 +2,44 @@
 //! acknowledgements, and therefore, by Receive Maximum or by their window, publish no more. A dead link has no live cursor and slows
 //! nobody.
 
+use std::collections::HashMap;
 use std::task::Waker;
 
 use super::sync::{AtomicBool, Mutex, Ordering, fence};
 
-/// Those who wait. A waiter is entered once however often it asks, so there are at most as many as connections.
+/// Those who wait. A waiter is entered once however often it asks.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     waiting: AtomicBool,
-    wakers: Mutex<Vec<Waker>>,
+    waiters: Mutex<Waiters>,
+}
+
+#[derive(Debug, Default)]
+struct Waiters {
+    wakers: HashMap<u64, Waker, ahash::RandomState>,
+    numbers: u64,
 }
 
 impl Gate {
-    /// Enters `waker`. The caller must look once more whether it still has to wait.
-    pub(super) fn wait(&self, waker: &Waker) {
-        let mut wakers = self.wakers.lock();
-        if !wakers.iter().any(|entered| entered.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
+    /// A number for one who may come to wait, and who [`leave`](Self::leave)s when it is gone.
+    pub(super) fn number(&self) -> u64 {
+        let mut waiters = self.waiters.lock();
+        waiters.numbers += 1;
+        waiters.numbers
+    }
+
+    /// Enters `waker` under the caller's `number`. The caller must look once more whether it still has to wait.
+    pub(super) fn wait(&self, number: u64, waker: &Waker) {
+        let mut waiters = self.waiters.lock();
+        waiters.wakers.entry(number).and_modify(|entered| entered.clone_from(waker)).or_insert_with(|| waker.clone());
         self.waiting.store(true, Ordering::Release);
-        drop(wakers);
+        drop(waiters);
         fence(Ordering::SeqCst);
+    }
+
+    /// Nobody waits under `number` any more.
+    pub(super) fn leave(&self, number: u64) {
+        self.waiters.lock().wakers.remove(&number);
     }
 
     /// A cursor went on or went away: wakes all, if `lagging` no longer holds.
@@ -32,11 +49,11 @@ impl Gate {
             return;
         }
         let woken = {
-            let mut wakers = self.wakers.lock();
+            let mut waiters = self.waiters.lock();
             self.waiting.store(false, Ordering::Release);
-            std::mem::take(&mut *wakers)
+            std::mem::take(&mut waiters.wakers)
         };
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_values().for_each(Waker::wake);
     }
 }
 
@@ -59,12 +76,15 @@ mod tests {
         let (gate, count) = (Gate::default(), Arc::new(Count(AtomicUsize::new(0))));
         let woken = || count.0.load(Ordering::Relaxed);
         let waker = Waker::from(Arc::clone(&count));
-        gate.wait(&waker);
-        gate.wait(&waker);
+        let (number, gone) = (gate.number(), gate.number());
+        gate.wait(number, &waker);
+        gate.wait(number, &waker);
+        gate.wait(gone, &waker);
+        gate.leave(gone);
         gate.progress(|| true);
         assert_eq!(woken(), 0);
         gate.progress(|| false);
-        assert_eq!(woken(), 1, "entered once");
+        assert_eq!(woken(), 1, "entered once, and nobody who is gone");
         gate.progress(|| panic!("nobody waits, nobody is asked"));
         assert_eq!(woken(), 1);
     }
@@ -87,8 +107,9 @@ mod tests {
                 gate.progress(|| lag.load(Ordering::Acquire) > 0);
             });
             let (gate, lag) = &*shared;
+            let number = gate.number();
             loom::future::block_on(std::future::poll_fn(|context| {
-                gate.wait(context.waker());
+                gate.wait(number, context.waker());
                 if lag.load(Ordering::Acquire) > 0 { Poll::Pending } else { Poll::Ready(()) }
             }));
             cursor.join().unwrap();

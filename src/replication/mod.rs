@@ -142,6 +142,30 @@ pub struct Replication {
     topic_hash: ahash::RandomState,
 }
 
+/// A task that waits until the replication is not [lagging](Replication::lagging).
+#[derive(Debug)]
+pub struct Waiter {
+    replication: Arc<Replication>,
+    number: u64,
+}
+
+impl Waiter {
+    /// Ready once the replication does not lag; until then the task is woken when that may be so.
+    pub fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.replication.lagging() {
+            return Poll::Ready(());
+        }
+        self.replication.gate.wait(self.number, context.waker());
+        if self.replication.lagging() { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.replication.gate.leave(self.number);
+    }
+}
+
 impl fmt::Debug for Replication {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Replication").field("config", &self.config).finish_non_exhaustive()
@@ -208,13 +232,10 @@ impl Replication {
         self.lanes.iter().any(|lane| lane.reliable && lane.lags())
     }
 
-    /// Ready once the replication is not [`lagging`](Self::lagging); until then the task is woken when that may be so.
-    pub fn poll_progress(&self, context: &mut Context<'_>) -> Poll<()> {
-        if !self.lagging() {
-            return Poll::Ready(());
-        }
-        self.gate.wait(context.waker());
-        if self.lagging() { Poll::Pending } else { Poll::Ready(()) }
+    /// For one task that waits until the replication is not [`lagging`](Self::lagging).
+    #[must_use]
+    pub fn waiter(self: &Arc<Self>) -> Waiter {
+        Waiter { replication: Arc::clone(self), number: self.gate.number() }
     }
 
     /// A link came up: its cursors, all closed.
