@@ -166,11 +166,15 @@ impl Server {
         }
     }
 
-    /// Ends without a word to anybody, as a process that is killed.
-    pub async fn abort(self) {
+    /// Ends without a word to anybody, as a process that is killed. Its addresses are free when this returns.
+    pub async fn abort(mut self) {
         self.end_tasks();
         if let Some(mesh) = &self.parts.mesh {
             mesh.abort().await;
+        }
+        for listener in std::mem::take(&mut self.listeners) {
+            // That it was cancelled is what was wanted.
+            let _ = listener.await;
         }
     }
 

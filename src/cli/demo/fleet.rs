@@ -29,6 +29,7 @@ pub(super) struct Fleet {
     members: Vec<Member>,
     authority: Authority,
     directory: Directory,
+    base_port: Option<u16>,
 }
 
 /// One broker, running or not.
@@ -41,22 +42,20 @@ impl Fleet {
     /// Starts `count` brokers. Where `base_port` is `None`, MQTT ports count from 1883, and each that is taken is replaced by a free one.
     pub(super) fn start(count: u16, base_port: Option<u16>) -> anyhow::Result<Self> {
         let authority = Authority::create(MESH, Validity::days(CERTIFICATE_DAYS))?;
-        let mut fleet = Self { members: Vec::new(), authority, directory: Directory::create()? };
+        let mut fleet = Self { members: Vec::new(), authority, directory: Directory::create()?, base_port };
         for number in 0..count {
-            let config = fleet.config(number, base_port)?;
+            let config = fleet.config(number)?;
             fleet.members.push(Member { config, server: None });
             fleet.launch(usize::from(number))?;
         }
         Ok(fleet)
     }
 
-    fn config(&self, number: u16, base_port: Option<u16>) -> anyhow::Result<Config> {
+    fn config(&self, number: u16) -> anyhow::Result<Config> {
         let name = format!("broker-{}", number + 1);
-        let port = base_port.unwrap_or(MQTT_PORT).checked_add(number).context("--base-port is too high for so many brokers")?;
-        let mut bind = SocketAddr::new(ANY_PORT.ip(), port);
-        if base_port.is_none() && TcpListener::bind(bind).is_err() {
-            bind = ANY_PORT;
-        }
+        let port =
+            self.base_port.unwrap_or(MQTT_PORT).checked_add(number).context("--base-port is too high for so many brokers")?;
+        let bind = SocketAddr::new(ANY_PORT.ip(), port);
         Ok(Config {
             data_dir: self.directory.0.join(&name),
             name,
@@ -67,7 +66,8 @@ impl Fleet {
         })
     }
 
-    /// Starts broker `place`, for the first time or again: then on the addresses that it had.
+    /// Starts broker `place`, for the first time or again: then on the addresses that it had. Where no base port was asked for, an MQTT
+    /// port that is taken, before the start or while the broker was down, is replaced by a free one.
     pub(super) fn launch(&mut self, place: usize) -> anyhow::Result<()> {
         let peers = self.peers_of(place);
         let member = self.members.get_mut(place).context("there is no such broker")?;
@@ -75,6 +75,11 @@ impl Fleet {
         let credentials = Credentials::of_authority(&self.authority, &pair)?;
         if let Some(mesh) = &mut member.config.mesh {
             mesh.peers = peers;
+        }
+        for listener in member.config.listeners.iter_mut().filter(|_| self.base_port.is_none()) {
+            if TcpListener::bind(listener.bind).is_err() {
+                listener.bind = ANY_PORT;
+            }
         }
         let server =
             Server::start(&member.config, Some(credentials)).with_context(|| format!("cannot start {}", member.config.name))?;
