@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::complaints::Complaints;
 use super::connect::Proposal;
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, refuse};
@@ -109,6 +110,7 @@ pub(super) struct Driver {
     /// Candidates whose rival has been probed come back here.
     probed: mpsc::Sender<Probed>,
     fatal: Option<IncarnationError>,
+    complaints: Complaints,
 }
 
 /// A candidate whose rival had a detection time to show that it lives.
@@ -151,6 +153,7 @@ impl Driver {
             events,
             probed,
             fatal: None,
+            complaints: Complaints::default(),
         };
         (driver, Inputs { events: events_out, proposals, stop, probed: probed_out })
     }
@@ -198,6 +201,7 @@ impl Driver {
 
     fn sweep(&mut self) {
         let now = clock::now();
+        self.fatal = self.settings.local.life.lock().cloned();
         self.settings.replication.trim(now);
         self.book.records.write().expire(now);
         let before = self.lost.len();
@@ -286,9 +290,9 @@ impl Driver {
         self.changed();
     }
 
-    /// The first handshake may have raised our incarnation: the tree must not know another one.
+    /// Handshakes may have raised our incarnation until now: the tree must not know another one.
     fn settle_life(&mut self) {
-        let incarnation = self.settings.local.life.lock().incarnation();
+        let incarnation = self.settings.local.life.lock().settle();
         if self.links.is_empty() && self.settings.tree.claim.incarnation != incarnation && self.generation == 0 {
             self.settings.tree.claim = RootClaim { incarnation, ..self.settings.tree.claim };
             self.stp = Stp::new(self.settings.tree);
@@ -403,14 +407,15 @@ impl Driver {
         let merged = self.book.records.write().merge(record, wire.clone(), clock::now());
         match merged {
             Merge::New => {
-                self.settings.local.roster.met(id, incarnation);
                 let others = self.links.values().filter(|entry| entry.link.id != from);
                 others.for_each(|entry| entry.link.send(&ControlFrame::Record(&wire)));
             }
             Merge::OfOurselves => {
-                // A former life's record may go round; a later life than ours cannot be, unless somebody else lives it.
-                if let Err(error) = self.settings.local.life.lock().settle(incarnation) {
-                    self.fatal = Some(error);
+                // A former life's record may go round. A later life than ours is somebody else's, or a word that anybody can write: what
+                // stops us is a peer that has met it.
+                let own = self.settings.local.life.lock().incarnation();
+                if incarnation > own && self.complaints.is_news("ourselves", "later life", clock::now()) {
+                    warn!(incarnation = incarnation.0, own = own.0, "a record tells of a later life of this broker");
                 }
             }
             Merge::Known => {}

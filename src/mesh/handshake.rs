@@ -116,7 +116,7 @@ async fn greet_first(local: &Arc<Local>, connection: &Connection, certified: Bro
     let mut reader = ControlReader::new(reader);
     write(&mut writer, &[greeting(local)]).await?;
     let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
-    let incarnation = settle(local, &mut reader).await?;
+    let incarnation = hear_known(local, &mut reader).await?;
     write(&mut writer, &[known(local, certified), ControlFrame::Settled { incarnation }]).await?;
     peer.incarnation = read_settled(&mut reader).await?;
     Ok((peer, writer, reader))
@@ -128,7 +128,7 @@ async fn answer(local: &Arc<Local>, connection: &Connection, certified: BrokerId
     let mut reader = ControlReader::new(reader);
     let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
     write(&mut writer, &[greeting(local), known(local, certified)]).await?;
-    settle(local, &mut reader).await?;
+    hear_known(local, &mut reader).await?;
     peer.incarnation = read_settled(&mut reader).await?;
     Ok((peer, writer, reader))
 }
@@ -199,15 +199,15 @@ fn check(local: &Local, greeting: &Greeting<'_>, certified: BrokerId) -> Result<
     Ok(())
 }
 
-/// Hears what the peer knows of us, and settles our own life by it.
-async fn settle(local: &Arc<Local>, reader: &mut ControlReader) -> Result<Incarnation, LinkError> {
+/// Hears whom the peer has met of us, and lives later than that.
+async fn hear_known(local: &Arc<Local>, reader: &mut ControlReader) -> Result<Incarnation, LinkError> {
     let known = reader
         .next(|frame| match frame {
             ControlFrame::Known { incarnation } => Ok(incarnation),
             _ => Err(LinkError::Unexpected("no word on what is known of us")),
         })
         .await?;
-    Ok(local.life.lock().settle(known)?)
+    Ok(local.life.lock().raise(known)?)
 }
 
 async fn read_settled(reader: &mut ControlReader) -> Result<Incarnation, LinkError> {

@@ -1,11 +1,17 @@
-//! Which life of this broker runs: max(wall clock in milliseconds, last stored + 1, highest that any peer knows of us + 1), stored in
-//! `data_dir/incarnation` and settled at the first handshake, before any BPDU.
+//! Which life of this broker runs: max(wall clock in milliseconds, last stored + 1, highest that any peer has met + 1), stored in
+//! `data_dir/incarnation` and settled with the first link, before any BPDU.
+//!
+//! A peer says only what it was told by whoever showed this broker's certificate: records, which anybody in the mesh can write, neither
+//! raise the number nor stop the broker.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::ids::Incarnation;
+
+/// So far apart may two clocks be of which incarnations were taken: ten years.
+const AHEAD_MAX_MS: u64 = 10 * 365 * 24 * 3_600 * 1_000;
 
 /// Why the incarnation could not be settled.
 #[derive(Debug, thiserror::Error)]
@@ -26,12 +32,20 @@ pub enum IncarnationError {
         /// What stands in it.
         text: String,
     },
-    /// A peer knows a later life of this broker than the one that runs.
+    /// A peer has met a later life of this broker than the one that runs.
     #[error(
-        "a peer knows incarnation {known} of this broker, this one is {own}: another process uses this broker's name and certificate"
+        "a peer has met incarnation {known} of this broker, this one is {own}: another process uses this broker's name and certificate"
     )]
     Cloned {
-        /// What the peer knows.
+        /// Whom the peer has met.
+        known: u64,
+        /// What runs here.
+        own: u64,
+    },
+    /// A peer says what no clock explains; to count on from there would use the numbers up.
+    #[error("a peer says that it has met incarnation {known} of this broker, this one is {own}: that cannot be")]
+    Beyond {
+        /// What the peer says.
         known: u64,
         /// What runs here.
         own: u64,
@@ -43,6 +57,7 @@ pub enum IncarnationError {
 pub(super) struct Life {
     incarnation: Incarnation,
     settled: bool,
+    cloned: Option<u64>,
     path: PathBuf,
 }
 
@@ -59,7 +74,7 @@ impl Life {
             Err(source) => return Err(IncarnationError::File { path, source }),
         };
         let clock = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
-        let life = Self { incarnation: Incarnation(clock.max(stored.saturating_add(1))), settled: false, path };
+        let life = Self { incarnation: Incarnation(clock.max(stored.saturating_add(1))), settled: false, cloned: None, path };
         life.store()?;
         Ok(life)
     }
@@ -69,18 +84,32 @@ impl Life {
         self.incarnation
     }
 
-    /// A peer knows `known` of us, zero if nothing. The first one settles the number; after that nobody may know a higher one.
-    pub(super) fn settle(&mut self, known: Incarnation) -> Result<Incarnation, IncarnationError> {
-        if !self.settled {
-            self.settled = true;
-            if known >= self.incarnation {
-                self.incarnation = Incarnation(known.0.saturating_add(1));
-                self.store()?;
-            }
-        } else if known > self.incarnation {
-            return Err(IncarnationError::Cloned { known: known.0, own: self.incarnation.0 });
+    /// A peer has met `known` of us, zero if none. Until the number is settled it is raised above; after that nobody may know a higher one.
+    pub(super) fn raise(&mut self, known: Incarnation) -> Result<Incarnation, IncarnationError> {
+        let own = self.incarnation.0;
+        if known.0.saturating_sub(own) > AHEAD_MAX_MS {
+            return Err(IncarnationError::Beyond { known: known.0, own });
+        }
+        if self.settled && known.0 > own {
+            self.cloned = Some(known.0);
+            return Err(IncarnationError::Cloned { known: known.0, own });
+        }
+        if !self.settled && known.0 >= own {
+            self.incarnation = Incarnation(known.0.saturating_add(1));
+            self.store()?;
         }
         Ok(self.incarnation)
+    }
+
+    /// The first link is there: the number is final.
+    pub(super) fn settle(&mut self) -> Incarnation {
+        self.settled = true;
+        self.incarnation
+    }
+
+    /// Why this broker may not go on: somebody else lives its life.
+    pub(super) fn cloned(&self) -> Option<IncarnationError> {
+        self.cloned.map(|known| IncarnationError::Cloned { known, own: self.incarnation.0 })
     }
 
     /// Whole or not at all, and on disk before anybody is told.
@@ -116,13 +145,29 @@ mod tests {
     }
 
     #[test]
-    fn the_first_handshake_settles_it_and_a_clone_is_noticed() {
+    fn peers_raise_it_until_the_first_link_and_a_clone_is_noticed_after_it() {
         let dir = tempfile::tempdir().unwrap();
         let mut life = Life::begin(dir.path(), WALL).unwrap();
-        assert_eq!(life.settle(Incarnation(7_000)).unwrap(), Incarnation(7_001));
-        assert_eq!(life.settle(Incarnation(7_001)).unwrap(), Incarnation(7_001), "our own, heard again");
-        assert!(matches!(life.settle(Incarnation(7_002)), Err(IncarnationError::Cloned { known: 7_002, own: 7_001 })));
+        assert_eq!(life.raise(Incarnation(0)).unwrap(), Incarnation(1_000), "whoever knows nothing settles nothing");
+        assert_eq!(life.raise(Incarnation(7_000)).unwrap(), Incarnation(7_001));
+        assert_eq!(life.settle(), Incarnation(7_001));
+        assert_eq!(life.raise(Incarnation(7_001)).unwrap(), Incarnation(7_001), "our own, heard again");
+        assert!(life.cloned().is_none());
+        assert!(matches!(life.raise(Incarnation(7_002)), Err(IncarnationError::Cloned { known: 7_002, own: 7_001 })));
+        assert!(matches!(life.cloned(), Some(IncarnationError::Cloned { known: 7_002, own: 7_001 })));
         assert_eq!(Life::begin(dir.path(), WALL).unwrap().incarnation(), Incarnation(7_002), "what was settled is stored");
+    }
+
+    #[test]
+    fn what_no_clock_explains_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut life = Life::begin(dir.path(), WALL).unwrap();
+        for known in [u64::MAX, 1_001 + AHEAD_MAX_MS] {
+            assert!(matches!(life.raise(Incarnation(known)), Err(IncarnationError::Beyond { .. })), "{known}");
+        }
+        life.settle();
+        assert!(life.raise(Incarnation(u64::MAX)).is_err() && life.cloned().is_none());
+        assert_eq!(life.incarnation(), Incarnation(1_000));
     }
 
     #[test]

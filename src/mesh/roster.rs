@@ -1,5 +1,7 @@
-//! What dialling and handshakes need to know of other brokers: the latest life that we know of each, and with whom we are linked. Written by
-//! the driver, read by tasks that dial and accept.
+//! What dialling and handshakes need to know of other brokers: the latest life of each that we have met, and with whom we are linked.
+//! Written by the driver, read by tasks that dial and accept.
+//!
+//! Met is who has shown its certificate to us: what records say of others is anybody's word, and a life too high would end its broker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,12 +22,12 @@ impl Roster {
         Self { lives: Mutex::default(), linked: watch::Sender::new(BTreeSet::new()) }
     }
 
-    /// The latest life of `broker` that we have heard of; 0: none.
+    /// The latest life of `broker` that we have met; 0: none.
     pub(super) fn life(&self, broker: BrokerId) -> Incarnation {
         self.lives.lock().get(&broker).copied().unwrap_or_default()
     }
 
-    /// A life of `broker` was heard of.
+    /// A life of `broker` has introduced itself.
     pub(super) fn met(&self, broker: BrokerId, incarnation: Incarnation) {
         let mut lives = self.lives.lock();
         if lives.len() < BROKERS_MAX || lives.contains_key(&broker) {

@@ -446,7 +446,7 @@ async fn who_shows_no_certificate_is_refused() {
 }
 
 #[tokio::test]
-async fn the_first_handshake_settles_an_incarnation_that_a_peer_knows() {
+async fn a_handshake_raises_an_incarnation_that_a_peer_has_met() {
     let ours = authority();
     let (a, b) = (local(&ours, "m", "a"), local(&ours, "m", "b"));
     let later = crate::ids::Incarnation(a.0.life.lock().incarnation().0 + 1_000_000);
@@ -456,7 +456,8 @@ async fn the_first_handshake_settles_an_incarnation_that_a_peer_knows() {
     assert_eq!(accepted.unwrap().peer.incarnation, settled);
     assert_eq!(a.0.life.lock().incarnation(), settled);
     assert_eq!(dialled.unwrap().peer.incarnation, b.0.life.lock().incarnation());
-    // Settled once: a later life that somebody knows of now is somebody else's.
+    // Settled by the first link: a later life that somebody knows of now is somebody else's.
+    assert_eq!(a.0.life.lock().settle(), settled);
     b.0.roster.met(a.0.identity.id, crate::ids::Incarnation(settled.0 + 1));
     let [dialled, accepted] = said(&meet(a, b).await);
     assert!(dialled.contains("another process") && accepted.contains("another process"), "{dialled} / {accepted}");

@@ -214,12 +214,6 @@ impl Records {
         self.records.len() < before
     }
 
-    /// The highest life known of a broker.
-    #[must_use]
-    pub fn incarnation(&self, of: BrokerId) -> Option<Incarnation> {
-        self.records.get(&of).map(|held| held.record.incarnation)
-    }
-
     /// All records as they came, to be passed on.
     pub fn wires(&self) -> impl Iterator<Item = &Bytes> {
         self.records.values().map(|held| &held.wire)
@@ -276,7 +270,6 @@ pub(super) mod tests {
             assert_eq!(records.iter().collect::<Vec<_>>(), [&newer_life]);
             assert_eq!(records.wires().collect::<Vec<_>>(), [&newer_life.encode().unwrap()]);
             assert_eq!(merge(&mut records, newer_life.clone(), now), Merge::Known);
-            assert_eq!(records.incarnation(BrokerId(2)), Some(Incarnation(2)));
         }
     }
 
