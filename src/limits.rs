@@ -101,6 +101,9 @@ pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
 
 /// Highest tree epoch that a peer may name: so far from anything a mesh can reach that counting on from it never overflows.
 pub const EPOCH_MAX: u64 = u64::MAX / 2;
+/// So far beyond what a broker has heard an epoch may be: more than a mesh opens in a century, and a step to [`EPOCH_MAX`] that is too
+/// small to be made often enough.
+pub const EPOCH_STEP_MAX: u64 = 1 << 32;
 
 const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);
 // Replication.

@@ -192,7 +192,7 @@ impl ChangeCause {
 /// What a peer must not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PeerError {
-    /// No mesh lives long enough to come so far; counting on from here could overflow.
+    /// Further ahead than a mesh comes while somebody is away; to follow could use the epochs up.
     #[error("epoch {epoch} is out of range")]
     EpochOutOfRange {
         /// What the peer said.

@@ -72,6 +72,9 @@ pub struct Stp {
     place: Place,
     /// The highest epoch that was ever heard of or claimed.
     epoch_max: u64,
+    /// The highest epoch that a peer may name. One word cannot use the epochs up for everybody; whoever has missed many of them comes
+    /// to them by being told of them again.
+    epoch_reach: u64,
     requests: EpochRequests,
     patience: Patience,
     /// Whether newer epochs with no better a root are left unfollowed at present.
@@ -93,6 +96,7 @@ impl Stp {
             config,
             place: Place::root(TreeId { epoch, root: config.claim }),
             epoch_max: epoch,
+            epoch_reach: epoch + limits::EPOCH_STEP_MAX,
             requests: EpochRequests::new(config.epoch_interval),
             patience: Patience::new(config.epoch_interval),
             is_waiting: false,
@@ -210,7 +214,8 @@ impl Stp {
     fn bpdu(&mut self, id: PortId, bpdu: &Bpdu, now: Instant, out: &mut Vec<Output>) {
         let Some(port) = self.ports.get_mut(&id) else { return };
         let epoch = bpdu.epoch_held.unwrap_or(0).max(bpdu.tree.epoch);
-        if epoch > limits::EPOCH_MAX {
+        if epoch > self.epoch_reach {
+            self.epoch_reach = (self.epoch_reach + limits::EPOCH_STEP_MAX).min(limits::EPOCH_MAX);
             let error = PeerError::EpochOutOfRange { epoch };
             out.push(Output::Refuse { port: id, error });
             return;
@@ -219,6 +224,7 @@ impl Stp {
             return;
         }
         self.epoch_max = self.epoch_max.max(epoch);
+        self.epoch_reach = self.epoch_reach.max(epoch + limits::EPOCH_STEP_MAX).min(limits::EPOCH_MAX);
         if bpdu.request_epoch && bpdu.tree == self.place.tree {
             self.requests.received(now);
         }

@@ -494,6 +494,22 @@ fn what_no_honest_peer_says_is_refused_and_changes_nothing() {
     assert_eq!(bench.out, refusal);
 }
 
+#[test]
+fn one_word_does_not_use_the_epochs_up() {
+    let mut bench = Bench::new([1, 2]);
+    let refused = |bench: &Bench| matches!(bench.out[..], [Output::Refuse { error: PeerError::EpochOutOfRange { .. }, .. }]);
+    bench.hear(1, tree(limits::EPOCH_MAX, 1), 0);
+    assert!(refused(&bench) && bench.stp.tree() == tree(1, 5), "{:?}", bench.out);
+    // Whoever was away for more than a step comes to it, step by step, and nobody else hears of it before.
+    let far = 3 * limits::EPOCH_STEP_MAX;
+    bench.hear(2, tree(far, 1), 0);
+    assert!(refused(&bench), "{:?}", bench.out);
+    bench.hear(2, tree(far, 1), 0);
+    assert_eq!((bench.stp.tree(), bench.stp.root_port()), (tree(far, 1), Some(port(2))));
+    bench.hear(1, tree(far + limits::EPOCH_STEP_MAX + 1, 1), 0);
+    assert!(refused(&bench), "{:?}", bench.out);
+}
+
 fn any_input() -> impl Strategy<Value = Input> {
     let any_port = || (1..5_u64).prop_map(port);
     let any_tree = || (0..6_u64, 1..8_u64).prop_map(|(epoch, root)| tree(epoch, root));
