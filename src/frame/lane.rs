@@ -10,7 +10,7 @@
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
 use crate::codec::QoS;
 use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber};
-use crate::limits::{LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX};
+use crate::limits::{LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, TOPIC_LEVELS_MAX};
 
 const ORIGIN: u8 = 1;
 const OPEN: u8 = 2;
@@ -379,7 +379,8 @@ fn topic_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, FrameError> {
     let topic = reader.text("topic")?;
     // Every byte is looked at, whatever came before: so it is done many at a time.
     let is_forbidden = topic.bytes().fold(false, |found, byte| found | matches!(byte, 0 | b'+' | b'#'));
-    if topic.is_empty() || topic.len() > usize::from(u16::MAX) || is_forbidden {
+    let is_deep = || topic.len() >= TOPIC_LEVELS_MAX && topic.bytes().filter(|byte| *byte == b'/').count() >= TOPIC_LEVELS_MAX;
+    if topic.is_empty() || topic.len() > usize::from(u16::MAX) || is_forbidden || is_deep() {
         return Err(FrameError::Text("topic"));
     }
     Ok(topic)
@@ -507,6 +508,23 @@ mod tests {
         let overflow = [0, 1, 1, b't', 0, 1, 0x21, 0];
         let read: Vec<_> = Messages::new(u64::MAX, &overflow).map(|message| message.map(|(sequence, _)| sequence)).collect();
         assert_eq!(read, [Ok(u64::MAX), Err(FrameError::Value { field: "message's step", value: 1 })]);
+    }
+
+    #[test]
+    fn a_topic_has_no_more_levels_than_a_client_may_give_it() {
+        for (levels, is_taken) in [(TOPIC_LEVELS_MAX, true), (TOPIC_LEVELS_MAX + 1, false), (usize::from(u16::MAX), false)] {
+            let topic = "/".repeat(levels - 1);
+            let message = MeshMessage {
+                topic: &topic,
+                payload: b"",
+                qos: QoS::AtMostOnce,
+                retain: true,
+                expiry_seconds: None,
+                properties: &[],
+            };
+            let body = encoded(|out| put_message(out, 0, &message, false));
+            assert_eq!(Messages::new(1, &body).all(|read| read.is_ok()), is_taken, "{levels}");
+        }
     }
 
     fn qos() -> impl Strategy<Value = QoS> {

@@ -1,7 +1,8 @@
 //! The other way round than [`SubscriptionTrie`](super::SubscriptionTrie): finds the topic names that match a filter, in time that grows
 //! with the levels that the filter leaves open and not with the names beside them.
 //!
-//! One node a level. Nothing recurses, whatever the depth.
+//! One node a level. No search recurses. Dropping nodes does, a call a level: names are checked before they come here, and have
+//! [`crate::limits::TOPIC_LEVELS_MAX`] at most.
 //!
 //! Invariant: every node but the root holds a value or leads to one; removing the last one prunes.
 
