@@ -172,11 +172,12 @@ impl Driver {
             tokio::select! {
                 biased;
                 _ = inputs.stop.changed() => break,
-                Some(event) = inputs.events.recv() => self.event(event),
+                // What one peer can send without end comes last.
+                () = sleep_until(due.into()) => self.timers(),
                 Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
                 Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
-                () = sleep_until(due.into()) => self.timers(),
                 _ = sweep.tick() => self.sweep(),
+                Some(event) = inputs.events.recv() => self.event(event),
             }
             if self.fatal.is_some() {
                 break;
