@@ -327,9 +327,6 @@ async fn run_timer(router: Arc<Router>) {
         let now = clock::now();
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
-        if let Some(replication) = router.mesh() {
-            replication.trim(now);
-        }
         sleep_until_due(&router, now + SWEEP_INTERVAL).await;
     }
 }
