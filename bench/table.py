@@ -5,7 +5,8 @@ import statistics
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 
-# Below this share of their processors, brokers wait for the load: their rows say nothing about their cost at the limit.
+# Below this share of the processor time that they could have had, brokers wait for the load: their rows say nothing about
+# their cost at the limit.
 BUSY_SHARE = 0.5
 
 HEADER = """| chain of {length} | broker | messages/s | CPU µs a message | p50 / p99 ms | lost | brokers busy |
@@ -26,8 +27,9 @@ def cpu_us(run):
 
 
 def busy(run):
-    """The share of their processors that the brokers kept busy."""
-    return sum(run["broker_cpu_seconds"]) / run["wall_seconds"] / run["processors"]
+    """What the brokers used of the time that was theirs: used by them, or by nobody. What others used does not count."""
+    used = sum(run["broker_cpu_seconds"])
+    return used / (used + run["idle_seconds"])
 
 
 def rate(run):
@@ -81,7 +83,8 @@ def render(results):
              f"window {settings['window']}, {settings['rounds']} rounds of {settings['seconds']} s, interleaved, chains started "
              "anew for each; median (least to greatest). CPU is the sum of all brokers, they on one core and the load on "
              "another; the rest is unpinned. "
-             f"`busy` is CPU row / rate row; CPU below {BUSY_SHARE:.0%} busy is not compared.\n")
+             f"`busy` (pinned / unpinned) is what the brokers used of the processor time that nobody else did; below "
+             f"{BUSY_SHARE:.0%} the CPU is not compared.\n")
     return text
 
 
