@@ -165,7 +165,7 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
             will: None,
             connected: Connected { version: ProtocolVersion::V3_1_1, window: u16::MAX, packet_bytes_max: usize::MAX },
         };
-        let connection = router.connect(&mut batch, request, |_| Vec::new(), clock::now());
+        let connection = router.connect(&mut batch, request, |_| Vec::new(), clock::now()).unwrap();
         let options = SubscriptionOptions { qos, no_local: false, retain_as_published: false, subscription_id: None };
         let subscribe = Subscribe { filter: TOPIC, options, retain_handling: RetainHandling::Send };
         router.subscribe(&connection, &subscribe).unwrap();
