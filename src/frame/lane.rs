@@ -10,7 +10,7 @@
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
 use crate::codec::QoS;
 use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber};
-use crate::limits::{LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, TOPIC_LEVELS_MAX};
+use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, TOPIC_LEVELS_MAX};
 
 const ORIGIN: u8 = 1;
 const OPEN: u8 = 2;
@@ -352,6 +352,9 @@ impl<'a> Messages<'a> {
             _ => Some(self.reader.varint_max(u64::from(u32::MAX), "message's expiry")? as u32),
         };
         let properties = if flags & HAS_PROPERTIES == 0 { &[][..] } else { self.reader.block("message's properties")? };
+        if properties.len() > FORWARDED_PROPERTIES_BYTES_MAX {
+            return Err(FrameError::Value { field: "length of properties", value: properties.len() as u64 });
+        }
         let payload = self.reader.block("payload")?;
         self.previous = Some((sequence, topic));
         Ok((sequence, MeshMessage { topic, payload, qos, retain: flags & RETAIN != 0, expiry_seconds, properties }))
@@ -504,6 +507,14 @@ mod tests {
             (&[0, 9, 1, b't', 0xff, 0xff, 0xff, 0xff, 0x10, 0], value("message's expiry", 0x1_0fff_ffff)),
         ] {
             assert_eq!(Messages::new(5, body).try_fold(0, |count, message| message.map(|_| count + 1)), expected, "{body:02x?}");
+        }
+        for (length, expected) in [(0, Ok(1)), (1, value("length of properties", 65_537))] {
+            let properties = vec![0; FORWARDED_PROPERTIES_BYTES_MAX + length];
+            let qos = QoS::AtLeastOnce;
+            let message =
+                MeshMessage { topic: "t", payload: b"", qos, retain: false, expiry_seconds: None, properties: &properties };
+            let body = encoded(|out| put_message(out, 0, &message, false));
+            assert_eq!(Messages::new(5, &body).try_fold(0, |count, message| message.map(|_| count + 1)), expected);
         }
         let overflow = [0, 1, 1, b't', 0, 1, 0x21, 0];
         let read: Vec<_> = Messages::new(u64::MAX, &overflow).map(|message| message.map(|(sequence, _)| sequence)).collect();
