@@ -1,12 +1,14 @@
 //! The lane streams of a link: one writer task for all lanes each way out, one reader task a lane in.
 //!
 //! A lane stream is unidirectional and begins with two bytes: its kind and the lane. The writer never has more on its way than the
-//! link's credit, and so never waits for QUIC's windows; the readers wait for nobody, and report what they have consumed.
+//! link's credit, and so never waits for QUIC's windows; the readers report what they have consumed, and only with that they wait, and
+//! not for long, where another link is much slower.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
@@ -24,6 +26,8 @@ const LANE_STREAM: u8 = 1;
 const WRITE_BYTES: usize = 64 * 1024;
 /// What one reader takes from its stream at once.
 const READ_BYTES: usize = 64 * 1024;
+/// A reader waits so long for ports that the ring is about to overtake.
+const TRANSIT_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Opens the lane streams and writes what the port's lanes have to say, until the link ends.
 pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
@@ -136,6 +140,8 @@ async fn read(link: &Arc<Link>, mut stream: RecvStream, lane: LaneId, port_lane:
             .await;
         }
         received?;
+        // No longer than that: a peer that consumes nothing at all seems wedged to the other side.
+        let _ = tokio::time::timeout(TRANSIT_PATIENCE, poll_fn(|context| port_lane.poll_others(context))).await;
         link.consumed(lane, length);
         if length == READ_BYTES {
             // More is waiting; so may be the control stream.

@@ -1,6 +1,7 @@
 //! The acknowledgement gate: while a live cursor of a QoS 1 or 2 lane lags by half its ring, publishers wait for their
 //! acknowledgements, and therefore, by Receive Maximum or by their window, publish no more. A dead link has no live cursor and slows
-//! nobody.
+//! nobody. Each lane has such a gate besides, for the readers of links that bring more than another link takes
+//! ([`super::PortLane::poll_others`]).
 
 use std::collections::HashMap;
 use std::task::Waker;

@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use super::LaneError;
 use super::block::{Block, Content, Stream, StreamKey};
 use super::counters::Counters;
+use super::gate::Gate;
 use super::ring::Ring;
 use super::sync::{AtomicBool, AtomicU64, Ordering};
 use super::wake::{Sleeper, wake_all};
@@ -64,11 +65,12 @@ impl Cursor {
         self.live.store(live, Ordering::Release);
     }
 
-    /// Whether half the ring lies before it.
-    fn lags(&self, ring: &Ring<Block>) -> bool {
+    /// Whether so many quarters of the ring lie before it.
+    fn lags(&self, ring: &Ring<Block>, quarters: u64) -> bool {
+        let bytes = ring.appended_bytes().saturating_sub(self.passed_bytes.load(Ordering::Relaxed));
         self.live.load(Ordering::Acquire)
-            && (ring.next().saturating_sub(self.position()) > ring.slots() / 2
-                || ring.appended_bytes().saturating_sub(self.passed_bytes.load(Ordering::Relaxed)) > ring.bytes_max() / 2)
+            && (ring.next().saturating_sub(self.position()) > ring.slots() / 4 * quarters
+                || bytes > ring.bytes_max() / 4 * quarters)
     }
 }
 
@@ -85,6 +87,8 @@ pub(super) struct Lane {
     /// Replaced when a port comes or goes, read by every publish.
     cursors: ArcSwap<Vec<Arc<Cursor>>>,
     started_at: Instant,
+    /// Lane readers that wait for other ports' cursors.
+    pub(super) transit: Gate,
     /// It has taken over a neighbour's covers.
     settled: AtomicBool,
 }
@@ -110,6 +114,7 @@ impl Lane {
             streams: RwLock::default(),
             cursors: ArcSwap::default(),
             started_at: now,
+            transit: Gate::default(),
             settled: AtomicBool::new(false),
         }
     }
@@ -127,7 +132,13 @@ impl Lane {
 
     /// Whether a live cursor lags by half the ring.
     pub(super) fn lags(&self) -> bool {
-        self.cursors.load().iter().any(|cursor| cursor.lags(&self.ring))
+        self.cursors.load().iter().any(|cursor| cursor.lags(&self.ring, 2))
+    }
+
+    /// Whether a live cursor other than `own` lags by three quarters of the ring: later than publishers here wait for their
+    /// acknowledgements, and before anything is lost.
+    pub(super) fn others_lag(&self, own: &Arc<Cursor>) -> bool {
+        self.cursors.load().iter().any(|cursor| !Arc::ptr_eq(cursor, own) && cursor.lags(&self.ring, 3))
     }
 
     pub(super) fn attach(&self, cursor: &Arc<Cursor>) {

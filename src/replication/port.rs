@@ -31,7 +31,6 @@ const SKIPPED_BLOCKS_MAX: usize = 4_096;
 pub struct Port {
     id: PortId,
     lanes: Box<[Arc<PortLane>]>,
-    replication: Arc<Replication>,
 }
 
 impl Port {
@@ -39,9 +38,10 @@ impl Port {
         let lane = |lane: &Lane| {
             let cursor = Arc::new(Cursor::default());
             lane.attach(&cursor);
-            Arc::new(PortLane { replication: Arc::clone(replication), id: lane.id, cursor, sender: Mutex::default() })
+            let (replication, number) = (Arc::clone(replication), lane.transit.number());
+            Arc::new(PortLane { replication, id: lane.id, number, cursor, sender: Mutex::default() })
         };
-        Self { id, lanes: replication.lanes.iter().map(lane).collect(), replication: Arc::clone(replication) }
+        Self { id, lanes: replication.lanes.iter().map(lane).collect() }
     }
 
     /// Which.
@@ -78,10 +78,11 @@ impl Drop for Port {
         for port_lane in &self.lanes {
             if let Some(lane) = port_lane.lane() {
                 lane.detach(&port_lane.cursor);
+                lane.transit.leave(port_lane.number);
             }
             port_lane.stop();
+            port_lane.progress();
         }
-        self.replication.progress();
     }
 }
 
@@ -99,6 +100,8 @@ pub struct LaneBatch {
 pub struct PortLane {
     replication: Arc<Replication>,
     id: LaneId,
+    /// Under which the lane's reader waits for other ports.
+    number: u64,
     cursor: Arc<Cursor>,
     sender: Mutex<Sender>,
 }
@@ -195,13 +198,31 @@ impl PortLane {
                 }
             }
             drop(sender);
-            self.replication.progress();
+            self.progress();
             return Poll::Pending;
         }
         drop(sender);
         self.replication.counters.bytes_sent.add(batch.bytes as u64);
-        self.replication.progress();
+        self.progress();
         Poll::Ready(batch)
+    }
+
+    /// For the lane's reader: ready unless what comes from here comes so fast that the ring is about to overtake another port. Then it
+    /// had better not say yet that it has consumed what it read: so the lag goes from broker to broker to where the publisher is. As
+    /// only other ports count, no two readers of a tree wait for each other. QoS 0 is dropped instead.
+    pub fn poll_others(&self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(lane) = self.lane().filter(|lane| lane.reliable && lane.others_lag(&self.cursor)) else { return Poll::Ready(()) };
+        lane.transit.wait(self.number, context.waker());
+        if lane.others_lag(&self.cursor) { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    /// A cursor went on or went away.
+    fn progress(&self) {
+        self.replication.progress();
+        if let Some(lane) = self.lane() {
+            // Each waits for others than the next: let them look.
+            lane.transit.progress(|| false);
+        }
     }
 
     fn open(&self, mark: &OpenMark, now: Instant) {
@@ -245,7 +266,7 @@ impl PortLane {
         sender.outgoing.pieces.push_back(Piece::Closed(*number));
         drop(sender);
         self.cursor.sleeper.wake();
-        self.replication.progress();
+        self.progress();
     }
 
     /// The far side's OPEN has come, whole.
@@ -267,7 +288,7 @@ impl PortLane {
         }
         drop(sender);
         self.cursor.sleeper.wake();
-        self.replication.progress();
+        self.progress();
         Ok(())
     }
 
@@ -278,7 +299,7 @@ impl PortLane {
             self.stop_locked(&mut sender);
         }
         drop(sender);
-        self.replication.progress();
+        self.progress();
     }
 
     /// The far side has every id of `key` up to `known`: it sent them.

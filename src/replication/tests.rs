@@ -394,6 +394,50 @@ fn acknowledgements_wait_while_a_live_cursor_lags_by_half_its_ring() {
 }
 
 #[test]
+fn a_reader_waits_where_the_ring_is_about_to_overtake_another_port() {
+    let now = start();
+    let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
+    pair.open(now);
+    let (mut third, mut port) = (Broker::new(3, now), End::new(&pair.parent, 3, 2));
+    let mut end = End::new(&third, 2, 1);
+    let mark = mark(1, 3);
+    end.port.open(&mark, now);
+    flow(&end, &mut port, &mut pair.parent, now).unwrap();
+    port.port.answer(&mark, now);
+    flow(&port, &mut end, &mut third, now).unwrap();
+
+    let lane = pair.child.replication.lane_for("t", QoS::AtLeastOnce).index();
+    let woken = Arc::new(CountWakes(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&woken));
+    let poll = |end: &End| end.port.lanes()[lane].poll_others(&mut Context::from_waker(&waker));
+    let fill = |pair: &mut Pair, qos, blocks| {
+        (0..blocks).for_each(|_| pair.child.publish("x", qos, None, now));
+        pair.flow_up(now).unwrap();
+    };
+    fill(&mut pair, QoS::AtLeastOnce, RING_BLOCKS / 2);
+    fill(&mut pair, QoS::AtLeastOnce, RING_BLOCKS / 4);
+    assert_eq!((pair.parent.replication.lagging(), poll(&pair.down)), (true, Poll::Ready(())), "publishers here wait first");
+    fill(&mut pair, QoS::AtLeastOnce, 1);
+    assert_eq!((poll(&pair.down), poll(&port)), (Poll::Pending, Poll::Pending), "both others lag");
+    pair.down.take(lane, now);
+    assert_eq!((woken.0.load(Ordering::Relaxed), poll(&pair.down), poll(&port)), (2, Poll::Pending, Poll::Ready(())));
+    flow(&port, &mut end, &mut third, now).unwrap();
+    assert_eq!((woken.0.load(Ordering::Relaxed), poll(&pair.down)), (3, Poll::Ready(())));
+    assert_eq!((third.got().len(), third.counters().gaps_received.value()), (RING_BLOCKS / 4 * 3 + 1, 0));
+
+    fill(&mut pair, QoS::AtMostOnce, RING_BLOCKS);
+    assert_eq!(
+        pair.down.port.lanes()[0].poll_others(&mut Context::from_waker(&waker)),
+        Poll::Ready(()),
+        "QoS 0 is dropped instead"
+    );
+    fill(&mut pair, QoS::AtLeastOnce, RING_BLOCKS / 4 * 3 + 1);
+    assert_eq!(poll(&pair.down), Poll::Pending);
+    drop(port);
+    assert_eq!((woken.0.load(Ordering::Relaxed), poll(&pair.down)), (4, Poll::Ready(())), "the link is gone");
+}
+
+#[test]
 fn a_lane_writer_is_woken_once_for_what_it_has_not_seen() {
     let now = start();
     let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
