@@ -34,7 +34,7 @@ fn broker(id: u64, now: Instant) -> Arc<Replication> {
         origin: BrokerId(id),
         log: LogId(id),
         lanes_per_class: 1,
-        ring_blocks: 1_024,
+        ring_blocks: 64,
         ring_bytes: 1 << 20,
         ring_age: Duration::from_secs(60),
         hop_max: 255,
