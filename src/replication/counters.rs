@@ -25,7 +25,7 @@ pub struct Counters {
     pub blocks_hop_limited: Counter,
     /// Blocks not passed on because they are older than the ring may be.
     pub blocks_aged: Counter,
-    /// Blocks that belonged to no agreement that still held, and were dropped.
+    /// Blocks that came between a CLOSE and the next OPEN and were dropped.
     pub blocks_closed: Counter,
     /// Messages not delivered to local subscribers because they expired on the way.
     pub messages_expired: Counter,

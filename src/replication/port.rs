@@ -311,11 +311,6 @@ impl PortLane {
         }
     }
 
-    /// Whether both sides have opened with one number.
-    pub(super) fn is_agreed(&self) -> bool {
-        self.sender.lock().started
-    }
-
     pub(super) fn replication(&self) -> &Arc<Replication> {
         &self.replication
     }

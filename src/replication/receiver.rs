@@ -223,7 +223,7 @@ impl LaneReceiver {
             return Ok(());
         }
         if lane.reliable && block.prev > cover {
-            return self.hole(stream, block.prev, cover);
+            return Err(LaneError::Hole { origin: stream.key().0, prev: block.prev, cover });
         }
         *heard = now;
         let Block { first, hops, age_ms, body, .. } = *block;
@@ -254,16 +254,6 @@ impl LaneReceiver {
         Ok(())
     }
 
-    /// The peer goes on above what we know. While an agreement holds it may not: both read from the OPENs where it starts. One that
-    /// answers a question which we have voided since does not know better, and starts again when our CLOSE has reached it.
-    fn hole(&self, stream: &Stream, prev: u64, cover: u64) -> Result<(), LaneError> {
-        if self.port_lane.is_agreed() {
-            return Err(LaneError::Hole { origin: stream.key().0, prev, cover });
-        }
-        self.port_lane.replication().counters.blocks_closed.add(1);
-        Ok(())
-    }
-
     fn gap(&self, lane: &Lane, stream: &Arc<Stream>, from: u64, to: u64, now: Instant) -> Result<(), LaneError> {
         let counters = &self.port_lane.replication().counters;
         self.port_lane.raise(stream.key(), to);
@@ -276,7 +266,7 @@ impl LaneReceiver {
             return Ok(());
         }
         if lane.reliable && from > cover {
-            return self.hole(stream, from, cover);
+            return Err(LaneError::Hole { origin: stream.key().0, prev: from, cover });
         }
         *heard = now;
         lane.skip_to(stream, to, now);
