@@ -32,7 +32,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("router", Core, &["limits", "metrics", "codec", "topic", "session", "replication"]),
     ("clock", Shell, &[]),
     ("task", Shell, &[]),
-    ("connection", Shell, &["limits", "metrics", "codec", "topic", "session", "router", "clock", "task"]),
+    ("connection", Shell, &["limits", "metrics", "codec", "topic", "session", "replication", "router", "clock", "task"]),
     ("listener", Shell, &["limits", "metrics", "router", "clock", "task", "connection"]),
     ("mesh", Shell, &["limits", "ids", "config", "codec", "stp", "shared", "frame", "replication", "clock", "task"]),
     ("admin", Shell, &["limits", "metrics", "config", "shared", "clock", "task"]),
@@ -192,7 +192,7 @@ fn root() -> PathBuf {
 fn sources_of(module: &str) -> Vec<Source> {
     let single = root().join("src").join(module).with_extension("rs");
     let mut paths = if single.exists() { vec![single] } else { files_below(&root().join("src").join(module)) };
-    paths.retain(|path| path.file_stem().is_none_or(|name| name != "tests"));
+    paths.retain(|path| path.strip_prefix(root()).unwrap().with_extension("").iter().all(|name| name != "tests"));
     assert!(!paths.is_empty(), "{module} has no source");
     let source = |path: PathBuf| Source {
         code: without_tests(&blank(&fs::read_to_string(&path).unwrap())),
