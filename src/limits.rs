@@ -82,7 +82,11 @@ pub const LINKS_MAX_DEFAULT: usize = 8;
 /// Brokers of one mesh of which records are kept.
 pub const BROKERS_MAX: usize = 4_096;
 /// Frames that wait to be written to one control stream, bytes; a link that lets more wait is closed.
-pub const CONTROL_QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
+pub const CONTROL_QUEUE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// One broker record as it travels, bytes.
+pub const RECORD_BYTES_MAX: usize = 128 * 1024;
+/// All broker records that are kept, bytes as they travel: a new neighbour is told all of them at once.
+pub const RECORDS_BYTES_MAX: usize = CONTROL_QUEUE_BYTES_MAX / 2;
 /// Links in one broker record.
 pub const RECORD_LINKS_MAX: usize = 256;
 /// Addresses in one broker record.
@@ -124,6 +128,7 @@ pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 const _: () = assert!(BLOCK_MESSAGES_MAX.is_power_of_two(), "a sequence keeps whole bits for the place in the block");
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);
 const _: () = assert!(OPEN_COVERS_BYTES_MAX < CONTROL_FRAME_BYTES_MAX);
+const _: () = assert!(RECORD_BYTES_MAX < CONTROL_FRAME_BYTES_MAX && RECORD_BYTES_MAX < RECORDS_BYTES_MAX);
 const _: () = assert!(RING_BLOCKS.is_power_of_two());
 const _: () = assert!(LANES_DEFAULT <= LANES_MAX && LANES_MAX as usize * 2 <= u8::MAX as usize);
 const _: () = assert!(PACKET_BYTES_MAX_DEFAULT <= MQTT_REMAINING_LENGTH_MAX);

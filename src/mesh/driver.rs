@@ -420,7 +420,8 @@ impl Driver {
                 }
             }
             Merge::Known => {}
-            Merge::Full => debug!(%id, "no room for another broker's record"),
+            Merge::Full => debug!(%id, "no room for a broker's record"),
+            Merge::TooOften => debug!(%id, "a broker writes too many records"),
         }
     }
 

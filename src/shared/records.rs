@@ -13,6 +13,12 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{BrokerId, Incarnation};
 use crate::limits;
 
+/// A broker writes a record a second on the long run.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// So far ahead of that may it be, with room for lives that follow one another quickly. Who writes more is not followed, lest one broker
+/// make all others pass on what it says without end.
+const RECORD_AHEAD_MAX: Duration = Duration::from_secs(30);
+
 /// What one broker says of itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BrokerRecord {
@@ -102,6 +108,9 @@ pub enum RecordError {
     /// Not JSON, or not a record.
     #[error("broker record: {0}")]
     Json(#[from] serde_json::Error),
+    /// Longer than any record, bytes.
+    #[error("broker record of {0} bytes")]
+    TooLong(usize),
     /// More than a broker can have.
     #[error("broker record of {id} with {what}")]
     Bounds {
@@ -121,11 +130,14 @@ impl BrokerRecord {
         Ok(serde_json::to_vec(self)?)
     }
 
-    /// Reads the wire form. The length of `bytes` is bounded by the control frame that brought it.
+    /// Reads the wire form.
     ///
     /// # Errors
     /// What is not a record, or is larger than one can be.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        if bytes.len() > limits::RECORD_BYTES_MAX {
+            return Err(RecordError::TooLong(bytes.len()));
+        }
         let record: Self = serde_json::from_slice(bytes)?;
         let long = |text: &String| text.len() > limits::RECORD_TEXT_BYTES_MAX;
         let what = if record.links.len() > limits::RECORD_LINKS_MAX {
@@ -161,8 +173,10 @@ pub enum Merge {
     Known,
     /// Says of this broker what this broker did not say: another life of it, or another process with its name.
     OfOurselves,
-    /// There is no room for another broker.
+    /// There is no room for it.
     Full,
+    /// Its broker writes more than it may: not kept, not passed on.
+    TooOften,
 }
 
 /// The records of all brokers but our own.
@@ -171,6 +185,8 @@ pub struct Records {
     own: BrokerId,
     expire_after: Duration,
     records: BTreeMap<BrokerId, Held>,
+    /// Of all wire forms.
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -178,13 +194,15 @@ struct Held {
     record: BrokerRecord,
     wire: Bytes,
     renewed: Instant,
+    /// When the next would come if its broker had always kept to [`RECORD_INTERVAL`].
+    in_step_at: Instant,
 }
 
 impl Records {
     /// No records yet; `own` is whose record is never taken from others.
     #[must_use]
     pub fn new(own: BrokerId, expire_after: Duration) -> Self {
-        Self { own, expire_after, records: BTreeMap::new() }
+        Self { own, expire_after, records: BTreeMap::new(), bytes: 0 }
     }
 
     /// Takes a record in, if it is news; `wire` is the form in which it came.
@@ -192,25 +210,28 @@ impl Records {
         if record.id == self.own {
             return Merge::OfOurselves;
         }
-        let full = self.records.len() >= limits::BROKERS_MAX;
-        match self.records.get_mut(&record.id) {
-            Some(held) if held.record.version_key() >= record.version_key() => Merge::Known,
-            Some(held) => {
-                *held = Held { record, wire, renewed: now };
-                Merge::New
-            }
-            None if full => Merge::Full,
-            None => {
-                self.records.insert(record.id, Held { record, wire, renewed: now });
-                Merge::New
-            }
+        let present = self.records.get(&record.id);
+        if present.is_some_and(|held| held.record.version_key() >= record.version_key()) {
+            return Merge::Known;
         }
+        let in_step_at = present.map_or(now, |held| held.in_step_at.max(now));
+        if in_step_at.saturating_duration_since(now) > RECORD_AHEAD_MAX {
+            return Merge::TooOften;
+        }
+        let bytes = self.bytes - present.map_or(0, |held| held.wire.len()) + wire.len();
+        if bytes > limits::RECORDS_BYTES_MAX || (present.is_none() && self.records.len() >= limits::BROKERS_MAX) {
+            return Merge::Full;
+        }
+        self.bytes = bytes;
+        self.records.insert(record.id, Held { record, wire, renewed: now, in_step_at: in_step_at + RECORD_INTERVAL });
+        Merge::New
     }
 
     /// Forgets what was not renewed in time. Says whether anything went.
     pub fn expire(&mut self, now: Instant) -> bool {
         let before = self.records.len();
         self.records.retain(|_, held| now.saturating_duration_since(held.renewed) < self.expire_after);
+        self.bytes = self.records.values().map(|held| held.wire.len()).sum();
         self.records.len() < before
     }
 
@@ -290,6 +311,36 @@ pub(super) mod tests {
         assert!(!records.expire(start + Duration::from_secs(59)));
         assert!(records.expire(start + Duration::from_secs(60)));
         assert_eq!(records.iter().map(|r| r.id.0).collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn who_writes_without_end_is_not_followed() {
+        let start = now();
+        let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
+        let mut news = |sequences: std::ops::Range<u64>, at| {
+            sequences
+                .filter(|sequence| merge(&mut records, record(2, *sequence), start + Duration::from_secs(at)) == Merge::New)
+                .count()
+        };
+        assert_eq!(news(0..1_000, 0), 31);
+        assert_eq!(news(1_000..2_000, 10), 10);
+        assert_eq!(news(2_000..2_030, 60), 30, "who was quiet is heard again");
+    }
+
+    #[test]
+    fn all_records_together_are_bounded() {
+        let start = now();
+        let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
+        let wire = Bytes::from(vec![b' '; limits::RECORD_BYTES_MAX]);
+        let room = (limits::RECORDS_BYTES_MAX / wire.len()) as u64;
+        let taken = (2..1_000).take_while(|id| records.merge(record(*id, 1), wire.clone(), start) == Merge::New).count() as u64;
+        assert_eq!(taken, room);
+        assert_eq!(records.merge(record(2, 2), wire.clone(), start), Merge::New, "in the place of its former one");
+        assert_eq!(records.merge(record(999, 1), wire.clone(), start), Merge::Full);
+        assert!(records.expire(start + Duration::from_secs(60)));
+        assert_eq!(records.merge(record(999, 1), wire.clone(), start), Merge::New);
+        let long = [&record(2, 1).encode().unwrap()[..], &wire[..]].concat();
+        assert!(matches!(BrokerRecord::decode(&long), Err(RecordError::TooLong(_))));
     }
 
     #[test]
