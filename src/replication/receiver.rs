@@ -36,6 +36,8 @@ pub struct LaneReceiver {
     state: State,
     /// An OPEN of which more covers are to come.
     opening: Option<(OpenMark, Opened)>,
+    /// Something is in the ring that the lane writers have not been told of.
+    appended: bool,
     /// Something was delivered since the last flush.
     delivered: bool,
 }
@@ -60,6 +62,7 @@ impl LaneReceiver {
             aliases: Vec::new(),
             state: State::NeverOpened,
             opening: None,
+            appended: false,
             delivered: false,
         }
     }
@@ -75,14 +78,16 @@ impl LaneReceiver {
         deliver: &mut (impl Deliver + ?Sized),
         events: &mut Vec<LaneEvent>,
     ) -> Result<(), LaneError> {
+        let port_lane = Arc::clone(&self.port_lane);
+        let Some(lane) = port_lane.lane() else { return Ok(()) };
         let done = if self.partial.is_empty() {
-            let (used, done) = self.frames(bytes, now, deliver, events);
+            let (used, done) = self.frames(lane, bytes, now, deliver, events);
             self.partial.extend_from_slice(bytes.get(used..).unwrap_or_default());
             done
         } else {
             let mut joined = std::mem::take(&mut self.partial);
             joined.extend_from_slice(bytes);
-            let (used, done) = self.frames(&joined, now, deliver, events);
+            let (used, done) = self.frames(lane, &joined, now, deliver, events);
             joined.drain(..used);
             if joined.is_empty() {
                 joined.shrink_to(2 * BLOCK_BYTES);
@@ -90,6 +95,9 @@ impl LaneReceiver {
             self.partial = joined;
             done
         };
+        if std::mem::take(&mut self.appended) {
+            lane.wake();
+        }
         if std::mem::take(&mut self.delivered) {
             deliver.flush();
         }
@@ -99,6 +107,7 @@ impl LaneReceiver {
     /// Deals with the whole frames at the front of `input`. Says how many bytes they are.
     fn frames(
         &mut self,
+        lane: &Lane,
         input: &[u8],
         now: Instant,
         deliver: &mut (impl Deliver + ?Sized),
@@ -109,7 +118,7 @@ impl LaneReceiver {
             match lane::decode(input.get(used..).unwrap_or_default(), self.frame_bytes_max) {
                 Ok(None) => return (used, Ok(())),
                 Ok(Some((frame, length))) => {
-                    if let Err(error) = self.frame(&frame, now, deliver, events) {
+                    if let Err(error) = self.frame(lane, &frame, now, deliver, events) {
                         return (used, Err(error));
                     }
                     used += length;
@@ -121,16 +130,15 @@ impl LaneReceiver {
 
     fn frame(
         &mut self,
+        lane: &Lane,
         frame: &LaneFrame<'_>,
         now: Instant,
         deliver: &mut (impl Deliver + ?Sized),
         events: &mut Vec<LaneEvent>,
     ) -> Result<(), LaneError> {
-        let port_lane = Arc::clone(&self.port_lane);
-        let Some(lane) = port_lane.lane() else { return Ok(()) };
         match *frame {
             LaneFrame::Origin { alias, origin, log } => {
-                let stream = lane.stream((origin, log), now, port_lane.replication().silence())?;
+                let stream = lane.stream((origin, log), now, self.port_lane.replication().silence())?;
                 let place = usize::from(alias);
                 if self.aliases.len() <= place {
                     self.aliases.resize(place + 1, None);
@@ -148,7 +156,7 @@ impl LaneReceiver {
                 if matches!(self.state, State::Open(open) if open.child == number.child && open <= number) {
                     self.state = State::Closed;
                 }
-                port_lane.close_received(&number);
+                self.port_lane.close_received(&number);
                 events.push(LaneEvent::CloseReceived(number));
             }
             LaneFrame::Messages(ref block) => {
@@ -206,8 +214,7 @@ impl LaneReceiver {
         now: Instant,
         deliver: &mut (impl Deliver + ?Sized),
     ) -> Result<(), LaneError> {
-        let replication = Arc::clone(self.port_lane.replication());
-        let counters = &replication.counters;
+        let counters = &self.port_lane.replication().counters;
         // All of it is looked at before any of it is taken.
         let (last, count) = survey(block, lane.reliable)?;
         // Before the block is in the ring, where this port's cursor would come upon it.
@@ -250,11 +257,11 @@ impl LaneReceiver {
         drop(heard);
         counters.messages_received.add(new);
         counters.messages_duplicate.add(count - new);
-        lane.wake();
+        self.appended = true;
         Ok(())
     }
 
-    fn gap(&self, lane: &Lane, stream: &Arc<Stream>, from: u64, to: u64, now: Instant) -> Result<(), LaneError> {
+    fn gap(&mut self, lane: &Lane, stream: &Arc<Stream>, from: u64, to: u64, now: Instant) -> Result<(), LaneError> {
         let counters = &self.port_lane.replication().counters;
         self.port_lane.raise(stream.key(), to);
         if Arc::ptr_eq(stream, &lane.own) {
@@ -271,7 +278,7 @@ impl LaneReceiver {
         *heard = now;
         lane.skip_to(stream, to, now);
         drop(heard);
-        lane.wake();
+        self.appended = true;
         // A broker that is new to the mesh is owed nothing from before.
         if to <= stream.joined_at() || lane.is_new(now) {
             counters.covers_adopted.add(1);
