@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::ring::Entry;
-use super::sync::{AtomicU64, Mutex, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ids::{BrokerId, LogId, OriginLane};
 use bytes::Bytes;
 
@@ -24,6 +24,8 @@ pub(super) struct Stream {
     floor: AtomicU64,
     /// The cover that this broker joined at: what it never gets of the ids up to here is no loss to it.
     joined_at: AtomicU64,
+    /// Local subscribers have been given something of it.
+    delivered: AtomicBool,
     /// The origin-lane's lock: held from the check of the cover to the last local delivery, so that order holds whichever port a
     /// block comes from. Says when the cover was last raised.
     pub(super) turn: Mutex<Instant>,
@@ -33,7 +35,7 @@ impl Stream {
     /// An origin-lane known up to `cover`, of which the ring holds nothing yet.
     pub(super) fn new(id: OriginLane, cover: u64, now: Instant) -> Self {
         let (cover, floor, joined_at) = (AtomicU64::new(cover), AtomicU64::new(cover), AtomicU64::new(0));
-        Self { id, cover, floor, joined_at, turn: Mutex::new(now) }
+        Self { id, cover, floor, joined_at, delivered: AtomicBool::new(false), turn: Mutex::new(now) }
     }
 
     pub(super) fn key(&self) -> StreamKey {
@@ -55,6 +57,15 @@ impl Stream {
 
     pub(super) fn joined_at(&self) -> u64 {
         self.joined_at.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_delivered(&self) -> bool {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    /// From now on whatever is new is delivered: it was published later. To be called under `turn`, as [`is_delivered`](Self::is_delivered).
+    pub(super) fn set_delivered(&self) {
+        self.delivered.store(true, Ordering::Relaxed);
     }
 
     /// To be called under `turn`.

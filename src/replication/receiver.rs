@@ -235,7 +235,11 @@ impl LaneReceiver {
         *heard = now;
         let Block { first, hops, age_ms, body, .. } = *block;
         lane.append(&Arrived { stream, first, last, hops, age_ms, body }, now);
-        let (mut new, is_from_before) = (0, lane.is_from_before(age_ms, now));
+        let mut new = 0;
+        let is_from_before = !stream.is_delivered() && lane.is_from_before(age_ms, now);
+        if !is_from_before {
+            stream.set_delivered();
+        }
         for (sequence, mut message) in Messages::new(first, body).flatten() {
             if sequence <= cover {
                 continue;

@@ -303,6 +303,24 @@ fn a_newcomer_passes_on_what_it_is_not_owed_itself() {
     }
 }
 
+/// A host that was suspended makes its broker seem younger than it is. What was published after something that was delivered is delivered.
+#[test]
+fn what_was_published_before_the_start_ends_with_the_first_delivery() {
+    let now = start();
+    let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
+    pair.open(later(now));
+    let older_than_the_broker = NEWCOMER_TIME.as_millis() as u64 + 1;
+    for (age_ms, payload) in [(older_than_the_broker, b'a'), (older_than_the_broker - 1, b'b'), (older_than_the_broker, b'c')] {
+        let first = u64::from(payload);
+        let (mut bytes, body) = (Vec::new(), [0, 1, 1, b't', 1, payload]);
+        lane::put_origin(&mut bytes, 0, BrokerId(5), LogId(1));
+        lane::put_messages_head(&mut bytes, &Block { alias: 0, prev: 0, hops: 1, age_ms, first, body: &body });
+        bytes.extend_from_slice(&body);
+        pair.down.receivers[2].receive(&bytes, later(now), &mut pair.parent.inbox, &mut Vec::new()).unwrap();
+    }
+    assert_eq!(pair.parent.got(), ["b", "c"]);
+}
+
 #[test]
 fn two_newcomers_and_two_founders_have_everything_of_each_other() {
     let now = start();
