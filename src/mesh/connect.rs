@@ -9,8 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use quinn::{Endpoint, Incoming};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
@@ -26,6 +27,8 @@ use crate::task;
 
 /// Handshakes with diallers at once; whoever comes beyond that is to come again.
 const HANDSHAKES_MAX: usize = 64;
+/// Of these from one address (IPv6: one /64): who has no certificate shall not keep all others out.
+const HANDSHAKES_PER_ADDRESS_MAX: usize = 16;
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// An address may be silent for this long.
@@ -66,25 +69,70 @@ pub(super) struct Connector {
 
 /// Accepts connections until the endpoint closes.
 pub(super) async fn accept(connector: Arc<Connector>) {
-    let free = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let guests = Arc::new(Guests::default());
     while let Some(incoming) = connector.endpoint.accept().await {
-        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else {
-            incoming.ignore();
-            continue;
-        };
         // Half the places are kept for those who have shown that their address is theirs (RFC 9000 section 8.1.2).
-        if free.available_permits() < HANDSHAKES_MAX / 2 && incoming.may_retry() {
+        if guests.total() >= HANDSHAKES_MAX / 2 && incoming.may_retry() {
             let _ = incoming.retry();
             continue;
         }
+        let Some(place) = guests.seat(incoming.remote_address().ip()) else {
+            // Its first packet is sent again, when there may be room.
+            incoming.ignore();
+            continue;
+        };
         let connector = Arc::clone(&connector);
         task::spawn("handshake", async move {
-            let _permit = permit;
+            let _place = place;
             let address = incoming.remote_address();
             if let Err(error) = connector.welcome(incoming).await {
                 connector.complain("refused", &address.ip().to_string(), &address.to_string(), &error);
             }
         });
+    }
+}
+
+/// Who is in a handshake with us, by address.
+#[derive(Debug, Default)]
+struct Guests(Mutex<BTreeMap<IpAddr, usize>>);
+
+impl Guests {
+    fn total(&self) -> usize {
+        self.0.lock().values().sum()
+    }
+
+    /// A place for one more, until it is dropped.
+    fn seat(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+        let address = match address {
+            IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+            IpAddr::V4(_) => address,
+        };
+        let mut seated = self.0.lock();
+        let (total, here) = (seated.values().sum::<usize>(), seated.get(&address).copied().unwrap_or(0));
+        if total >= HANDSHAKES_MAX || here >= HANDSHAKES_PER_ADDRESS_MAX {
+            return None;
+        }
+        seated.insert(address, here + 1);
+        Some(Place { guests: Arc::clone(self), address })
+    }
+}
+
+/// One of the places.
+#[derive(Debug)]
+struct Place {
+    guests: Arc<Guests>,
+    address: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut seated = self.guests.0.lock();
+        if let Some(here) = seated.get_mut(&self.address) {
+            *here -= 1;
+            if *here == 0 {
+                seated.remove(&self.address);
+            }
+        }
     }
 }
 
@@ -245,4 +293,27 @@ async fn resolve(peer: &HostPort) -> Result<Vec<SocketAddr>, String> {
 /// Somewhere in the second half of `longest`, so that brokers that lost each other do not meet in step.
 fn jitter(longest: Duration) -> Duration {
     longest.mul_f64(0.5 + rand::random::<f64>() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_does_not_take_all_places() {
+        let guests = Arc::new(Guests::default());
+        let seat = |network: usize, host: usize| {
+            let address = std::net::Ipv6Addr::from((network as u128) << 64 | host as u128);
+            guests.seat(address.into())
+        };
+        let mut places: Vec<_> = (0..100).filter_map(|host| seat(1, host)).collect();
+        assert_eq!(places.len(), HANDSHAKES_PER_ADDRESS_MAX);
+        places.pop();
+        places.extend(seat(1, 0));
+        assert_eq!(guests.total(), HANDSHAKES_PER_ADDRESS_MAX);
+        places.extend((2..100).filter_map(|network| seat(network, 0)));
+        assert_eq!((places.len(), guests.total()), (HANDSHAKES_MAX, HANDSHAKES_MAX));
+        places.clear();
+        assert!(guests.0.lock().is_empty());
+    }
 }

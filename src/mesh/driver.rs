@@ -41,6 +41,8 @@ const RECORD_DELAY: Duration = Duration::from_millis(50);
 const RECORD_REFRESH: Duration = Duration::from_secs(60);
 /// Who was not heard of for three refreshes is forgotten; so are lost links.
 const RECORD_LIFE: Duration = Duration::from_secs(200);
+/// A link that carries nothing may still be about to, for this long.
+const SPARE_AGE: Duration = Duration::from_secs(2);
 /// How often what is old is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Events that wait for the driver; the links' tasks wait beyond that.
@@ -269,8 +271,11 @@ impl Driver {
             entry.link.fail(LinkError::Superseded);
             self.down(port, &LinkError::Superseded);
         } else if self.links.len() >= self.settings.links_max {
-            let error = LinkError::TooManyLinks(self.settings.links_max);
-            return reject(Proposal { candidate, answer }, error);
+            let links_max = self.settings.links_max;
+            let error = || LinkError::TooManyLinks(links_max);
+            let Some(spare) = self.spare_for(peer.id) else { return reject(Proposal { candidate, answer }, error()) };
+            self.on_link(spare, |link| link.fail(error()));
+            self.down(spare, &error());
         }
         self.settle_life();
         self.generation += 1;
@@ -289,6 +294,15 @@ impl Driver {
         self.introduce(id);
         self.tree(Input::LinkUp { port: id, cost: measured.cost, rtt: measured.rtt });
         self.changed();
+    }
+
+    /// A link that may be given up for a broker that nothing else leads to: it carries nothing, and not because it has just come up.
+    fn spare_for(&self, newcomer: BrokerId) -> Option<PortId> {
+        let is_reached = self.book.topology("").brokers.iter().any(|broker| broker.id == newcomer);
+        let now = clock::now();
+        let is_spare = |entry: &&Entry| !entry.forwarding && now.saturating_duration_since(entry.up_since) > SPARE_AGE;
+        let spare = || self.links.values().filter(is_spare).max_by_key(|entry| entry.measured.cost);
+        if is_reached { None } else { spare().map(|entry| entry.link.id) }
     }
 
     /// Handshakes may have raised our incarnation until now: the tree must not know another one.

@@ -223,6 +223,19 @@ async fn brokers_that_dial_each_other_keep_one_link() {
 }
 
 #[tokio::test]
+async fn full_brokers_make_room_for_one_that_nothing_else_leads_to() {
+    let authority = authority();
+    let plan = |name, peers: &[&Broker]| Plan { links_max: 2, ..Plan::new(&authority, name, peers) };
+    let a = plan("a", &[]).start();
+    let b = plan("b", &[&a]).start();
+    let c = plan("c", &[&a, &b]).start();
+    until_agreed(&[&a, &b, &c], 3).await;
+    let d = plan("d", &[&a, &b, &c]).start();
+    until_agreed(&[&a, &b, &c, &d], 4).await;
+    exchange(&[&a, &b, &c, &d], QoS::AtLeastOnce, "four", 50).await;
+}
+
+#[tokio::test]
 async fn a_cycle_is_a_tree_and_survives_its_root() {
     let authority = authority();
     let a = Plan::new(&authority, "a", &[]).start();
