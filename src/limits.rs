@@ -1,4 +1,4 @@
-//! Every bound in one place, asserted against each other at compile time. What an operator may change is only the default here.
+//! Every bound that more than one module relies on, in one place, asserted against each other at compile time. What an operator may change is only the default here.
 
 use std::time::Duration;
 
@@ -77,6 +77,8 @@ pub const CREDIT_BYTES_MIN: usize = 256 * 1024;
 pub const CREDIT_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// QUIC's own send window: above the credit, so that lanes never block on it and control never waits behind them.
 pub const SEND_WINDOW_BYTES: usize = CREDIT_BYTES_MAX + 1024 * 1024;
+/// The slowest hellos there are: QUIC's own idle timeout is longer than three of them, so that only our detection ends a link.
+pub const HELLO_TIME_MAX: Duration = Duration::from_secs(2);
 /// Links that a broker keeps, default.
 pub const LINKS_MAX_DEFAULT: usize = 8;
 /// Brokers of one mesh of which records are kept.

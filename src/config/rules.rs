@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Admin, Config, Listener, Mesh};
+use crate::limits;
 
 /// The first rule that `config` breaks: the key, dotted, and what is wrong with it.
 pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
@@ -57,7 +58,7 @@ fn check_admin(admin: &Admin) -> Result<(), (String, String)> {
 }
 
 /// Quicker hellos than this are noise; slower ones than this are no detection.
-const HELLO_TIMES: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(10);
+const HELLO_TIMES: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=limits::HELLO_TIME_MAX;
 
 fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
     check_name("mesh.name", &mesh.name)?;
@@ -68,7 +69,7 @@ fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
         }
     }
     if !HELLO_TIMES.contains(&mesh.hello_time) {
-        return Err(("mesh.hello_time".to_owned(), format!("{:?} is out of range; it must be from 10ms to 10s", mesh.hello_time)));
+        return Err(("mesh.hello_time".to_owned(), format!("{:?} is out of range; it must be from 10ms to 2s", mesh.hello_time)));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, split_frame};
 use crate::ids::{BrokerId, Incarnation, LaneId};
-use crate::limits::{CONTROL_FRAME_BYTES_MAX, LANES_MAX};
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX};
 use crate::stp::Bpdu;
 
 /// The protocol that this program speaks, and the oldest that it still understands.
@@ -28,8 +28,8 @@ const HAS_EPOCH_HELD: u8 = 4;
 
 /// Longest name of a mesh or of a broker, bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// Nobody waits a minute between two hellos.
-const HELLO_MS_MAX: u32 = 60_000;
+/// See [`HELLO_TIME_MAX`].
+const HELLO_MS_MAX: u32 = HELLO_TIME_MAX.as_millis() as u32;
 
 /// What each end says first: who it is and what it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use quinn::{AckFrequencyConfig, ClientConfig, Endpoint, EndpointConfig, IdleTime
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::tls::Credentials;
-use crate::limits::{CREDIT_BYTES_MAX, SEND_WINDOW_BYTES};
+use crate::limits::{CREDIT_BYTES_MAX, HELLO_TIME_MAX, SEND_WINDOW_BYTES};
 
 /// The kernel's buffer each way: what a burst needs while our thread does not run (quinn#2262).
 const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
@@ -20,6 +20,7 @@ const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
 const STREAM_WINDOW_BYTES: u32 = CREDIT_BYTES_MAX as u32 / 2 * 3;
 /// Links have a detection of their own; this only ends a connection that never became one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+const _: () = assert!(IDLE_TIMEOUT.as_millis() > 4 * HELLO_TIME_MAX.as_millis());
 /// The first guess of a round trip: it decides when a lost handshake packet is sent again.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// Hellos that wait to be sent or read.
