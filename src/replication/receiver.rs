@@ -89,7 +89,8 @@ impl LaneReceiver {
             joined.extend_from_slice(bytes);
             let (used, done) = self.frames(lane, &joined, now, deliver, events);
             joined.drain(..used);
-            if joined.is_empty() {
+            // What a large message needed is not kept; what a read and a block need is.
+            if joined.capacity() > 8 * BLOCK_BYTES && joined.len() < BLOCK_BYTES {
                 joined.shrink_to(2 * BLOCK_BYTES);
             }
             self.partial = joined;
