@@ -13,7 +13,8 @@
 //!
 //! Everything runs on one thread, a runtime of its own: small paced packets cost a multi-thread runtime several times the wake-ups
 //! (quinn#1433), and a busy client side does not delay a hello. Invariants: one link a pair of brokers; nothing is allocated by a peer's
-//! say-so; whatever a peer does ends its own link at most.
+//! say-so; what a peer says that cannot be ends its own link at most. Two things a peer may say are believed, because its certificate was
+//! checked: what it claims of the tree, and that it has met a later life of this broker, which then stops.
 //!
 //! Specification: `ARCHITECTURE.md`, "The mesh".
 
