@@ -2,8 +2,9 @@
 //!
 //! Every lane has a [ring] of blocks. Local publishers append to it ([`LocalBatch`], [`Replication::publish`]); so does whoever
 //! receives blocks over a link ([`LaneReceiver`]). Each tree port follows every ring with a cursor of its own ([`PortLane`]), from
-//! which its lane writer is fed. A slow or dead link is a cursor that lags; it slows no other link and no local subscriber. What
-//! makes this correct is one number an origin-lane, its **cover**: every id up to it is known here, so a block at or below it is
+//! which its lane writer is fed. A slow or dead link is a cursor that lags; it slows no local subscriber, and other links only where
+//! QoS 1 and 2 would otherwise be lost: publishers wait for their acknowledgements ([`Replication::lagging`]), what comes from other
+//! brokers is consumed later ([`PortLane::poll_others`]). What makes this correct is one number an origin-lane, its **cover**: every id up to it is known here, so a block at or below it is
 //! dropped, and one above it is new. Trees, ports and links may change as they like.
 //!
 //! This module does not decide which ports carry data (`stp` does) and moves no bytes between brokers (`mesh` does); it knows no
