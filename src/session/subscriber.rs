@@ -95,7 +95,7 @@ pub(crate) struct Ended {
 /// Everything behind the lock.
 #[derive(Debug)]
 pub struct State {
-    /// Counts the connections of this session: what an older connection says is not heard.
+    /// Counts the connections that the session has had: what an older one says is not heard.
     pub epoch: u64,
     /// None while the client is away.
     pub connected: Option<Connected>,
