@@ -17,6 +17,7 @@
 //! | [`session`] | one client's state and its outbox | core |
 //! | [`router`] | who gets a message: registry, subscriptions, retained | core |
 //! | [`stp`] | the spanning tree as a pure state machine | core |
+//! | [`link`] | whether one link lives, and what it costs | core |
 //! | [`frame`] | the mesh's wire format | core |
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
 //! | [`shared`] | what every broker knows of every other: broker records, the topology document | core |
@@ -33,6 +34,7 @@ pub mod config;
 pub mod frame;
 pub mod ids;
 pub mod limits;
+pub mod link;
 pub mod metrics;
 pub mod replication;
 pub mod router;

@@ -27,6 +27,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("session", Core, &["limits", "codec"]),
     ("stp", Core, &["limits", "ids"]),
     ("shared", Core, &["limits", "ids"]),
+    ("link", Core, &["limits"]),
     ("frame", Core, &["limits", "ids", "codec", "stp"]),
     ("replication", Core, &["limits", "ids", "metrics", "codec", "frame"]),
     ("router", Core, &["limits", "metrics", "codec", "topic", "session", "replication"]),
@@ -34,7 +35,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("task", Shell, &[]),
     ("connection", Shell, &["limits", "metrics", "codec", "topic", "session", "replication", "router", "clock", "task"]),
     ("listener", Shell, &["limits", "metrics", "router", "clock", "task", "connection"]),
-    ("mesh", Shell, &["limits", "ids", "config", "codec", "stp", "shared", "frame", "replication", "clock", "task"]),
+    ("mesh", Shell, &["limits", "ids", "config", "codec", "stp", "shared", "link", "frame", "replication", "clock", "task"]),
     ("admin", Shell, &["limits", "metrics", "config", "shared", "clock", "task"]),
     (
         "server",

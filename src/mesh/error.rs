@@ -6,11 +6,11 @@ use std::time::Duration;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
 
 use super::credit::CreditError;
-use super::detection::Death;
 use super::identity::IdentityError;
 use super::incarnation::IncarnationError;
 use crate::frame::FrameError;
 use crate::ids::BrokerId;
+use crate::link::Death;
 use crate::replication::LaneError;
 use crate::shared::RecordError;
 use crate::stp::PeerError;

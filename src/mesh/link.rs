@@ -21,15 +21,14 @@ use tokio::time::MissedTickBehavior;
 use tracing::Instrument;
 
 use super::control::{ControlQueue, ControlReader};
-use super::cost::Cost;
 use super::credit::{Credit, Reports};
-use super::detection::{Detection, Path};
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
 use super::{DeliverFactory, lanes};
 use crate::clock;
 use crate::frame::control::ControlFrame;
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId};
+use crate::link::{Cost, Detection, Path};
 use crate::replication::Port;
 use crate::shared::BrokerRecord;
 use crate::stp::Bpdu;

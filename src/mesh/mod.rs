@@ -7,7 +7,7 @@
 //! | `endpoint` | the UDP socket and QUIC's settings |
 //! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
-//! | `credit`, `detection`, `cost` | a link's decisions, as values under virtual time |
+//! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `incarnation`, `capacity` | what this broker says of itself |
 //! | `driver` | the one task that owns the tree, the links and the records |
 //!
@@ -38,9 +38,7 @@ mod capacity;
 mod complaints;
 mod connect;
 mod control;
-mod cost;
 mod credit;
-mod detection;
 mod driver;
 mod endpoint;
 mod error;

@@ -33,22 +33,22 @@ pub enum Death {
 
 /// What QUIC measured on the path.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Path {
+pub struct Path {
     /// Smoothed round trip.
-    pub(super) rtt: Duration,
+    pub rtt: Duration,
     /// The shortest that was seen.
-    pub(super) rtt_min: Duration,
+    pub rtt_min: Duration,
     /// UDP datagrams received so far.
-    pub(super) datagrams: u64,
+    pub datagrams: u64,
     /// QUIC packets sent so far.
-    pub(super) sent: u64,
+    pub sent: u64,
     /// Those of them that were lost.
-    pub(super) lost: u64,
+    pub lost: u64,
 }
 
 /// One link's detector.
 #[derive(Debug)]
-pub(super) struct Detection {
+pub struct Detection {
     /// The peer's rhythm, and ours.
     peer_hello: Duration,
     own_hello: Duration,
@@ -69,7 +69,8 @@ pub(super) struct Detection {
 
 impl Detection {
     /// A link that has just been heard of. `tick` is how often [`Detection::tick`] will be called.
-    pub(super) fn new(own_hello: Duration, peer_hello: Duration, tick: Duration, now: Instant) -> Self {
+    #[must_use]
+    pub fn new(own_hello: Duration, peer_hello: Duration, tick: Duration, now: Instant) -> Self {
         Self {
             peer_hello,
             own_hello,
@@ -87,13 +88,13 @@ impl Detection {
     }
 
     /// Number and echo of the hello to be sent now.
-    pub(super) fn say(&mut self) -> (u64, u64) {
+    pub fn say(&mut self) -> (u64, u64) {
         self.said += 1;
         (self.said, self.heard)
     }
 
     /// A hello came. One that was overtaken by a later one says nothing new.
-    pub(super) fn hear(&mut self, number: u64, echo: u64) {
+    pub fn hear(&mut self, number: u64, echo: u64) {
         if number <= self.heard {
             return;
         }
@@ -111,7 +112,10 @@ impl Detection {
     }
 
     /// Time went on.
-    pub(super) fn tick(&mut self, now: Instant, path: Path) -> Result<(), Death> {
+    ///
+    /// # Errors
+    /// Why the link counts as dead.
+    pub fn tick(&mut self, now: Instant, path: Path) -> Result<(), Death> {
         let elapsed = now.saturating_duration_since(self.last_tick).min(self.tick * 3 / 2);
         self.last_tick = now;
         if path.datagrams == self.path.datagrams {
@@ -144,12 +148,14 @@ impl Detection {
     }
 
     /// Share of packets that were lost lately, in the worse of the two directions.
-    pub(super) fn loss(&self) -> f64 {
+    #[must_use]
+    pub fn loss(&self) -> f64 {
         self.loss_in.max(self.loss_out)
     }
 
     /// How long the peer may be silent.
-    pub(super) fn detection_time(&self) -> Duration {
+    #[must_use]
+    pub fn detection_time(&self) -> Duration {
         self.timeout(self.peer_hello)
     }
 
@@ -166,7 +172,11 @@ impl Detection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do: the tests count from it")]
+    fn now() -> Instant {
+        Instant::now()
+    }
 
     const HELLO: Duration = Duration::from_millis(100);
     const TICK: Duration = Duration::from_millis(25);
@@ -195,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_silent_peer_is_dead_after_three_hellos_on_a_clean_lan() {
-        let start = clock::now();
+        let start = now();
         let (after, death) = dies_after(&mut detection(start), start, LAN, false);
         assert_eq!(after, 3 * HELLO + TICK);
         assert!(matches!(death, Death::Silent(_)));
@@ -203,7 +213,7 @@ mod tests {
 
     #[test]
     fn loss_and_round_trip_make_it_patient() {
-        let start = clock::now();
+        let start = now();
         let mut lossy = detection(start);
         for n in 1..2_000_u64 {
             if n % 5 != 0 {
@@ -227,7 +237,7 @@ mod tests {
 
     #[test]
     fn any_packet_is_a_sign_of_life_but_not_of_being_heard() {
-        let start = clock::now();
+        let start = now();
         let mut detection = detection(start);
         let (after, death) = dies_after(&mut detection, start, LAN, true);
         assert!(matches!(death, Death::Deaf(_)), "{death:?}");
@@ -236,7 +246,7 @@ mod tests {
 
     #[test]
     fn echoes_keep_it_and_forged_ones_do_not() {
-        let start = clock::now();
+        let start = now();
         for (forged, lives) in [(0, true), (1_000_000, false)] {
             let mut detection = detection(start);
             let mut path = LAN;
@@ -254,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_stall_of_our_own_kills_nobody() {
-        let start = clock::now();
+        let start = now();
         let mut detection = detection(start);
         assert_eq!(detection.tick(start + Duration::from_secs(60), LAN), Ok(()));
         assert_eq!(detection.silence, TICK * 3 / 2);

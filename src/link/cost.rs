@@ -14,7 +14,7 @@ const MARGIN: f64 = 1.25;
 
 /// The cost of one link.
 #[derive(Debug)]
-pub(super) struct Cost {
+pub struct Cost {
     cost: NonZeroU32,
     window_started: Instant,
     /// Shortest round trip of the present window.
@@ -24,22 +24,26 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    pub(super) fn new(rtt: Duration, now: Instant) -> Self {
+    /// A link that has just come up, with the round trip of its handshake.
+    #[must_use]
+    pub fn new(rtt: Duration, now: Instant) -> Self {
         Self { cost: step(rtt), window_started: now, shortest: rtt, rtt }
     }
 
     /// What a way over the link costs.
-    pub(super) fn cost(&self) -> NonZeroU32 {
+    #[must_use]
+    pub fn cost(&self) -> NonZeroU32 {
         self.cost
     }
 
     /// The round trip that the cost is drawn from.
-    pub(super) fn rtt(&self) -> Duration {
+    #[must_use]
+    pub fn rtt(&self) -> Duration {
         self.rtt
     }
 
     /// A round trip was measured. Says whether a window ended.
-    pub(super) fn measure(&mut self, rtt: Duration, now: Instant) -> bool {
+    pub fn measure(&mut self, rtt: Duration, now: Instant) -> bool {
         self.shortest = self.shortest.min(rtt);
         if now.saturating_duration_since(self.window_started) < WINDOW {
             return false;
@@ -63,7 +67,11 @@ fn step(rtt: Duration) -> NonZeroU32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do: the tests count from it")]
+    fn now() -> Instant {
+        Instant::now()
+    }
 
     fn micros(us: u64) -> Duration {
         Duration::from_micros(us)
@@ -78,7 +86,7 @@ mod tests {
 
     #[test]
     fn it_changes_once_a_window_and_not_for_a_tremble() {
-        let start = clock::now();
+        let start = now();
         let mut cost = Cost::new(micros(31_800), start);
         let mut at = start;
         // Trembling about a step, with spikes from our own queues: no window ends with another cost.
