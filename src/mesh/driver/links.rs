@@ -1,0 +1,155 @@
+//! The table of links: who is admitted, what takes whose place, what was lost and measured.
+
+use std::sync::Arc;
+
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::records::{link_record, send_record, told_loss};
+use super::{Driver, Entry, Lost, Probed, RTT_NEWS, SPARE_AGE};
+use crate::frame::control::ControlFrame;
+use crate::ids::{BrokerId, PortId, RootClaim};
+use crate::mesh::connect::Proposal;
+use crate::mesh::error::LinkError;
+use crate::mesh::handshake::{Candidate, refuse};
+use crate::mesh::link::{self, Measured};
+use crate::mesh::rivals::{self, Contender, Verdict};
+use crate::shared::{LinkRole, LinkState};
+use crate::stp::{Input, Role, Stp};
+use crate::{clock, task};
+
+impl Driver {
+    pub(super) fn judge(&mut self, proposal: Proposal) {
+        let own = self.settings.local.identity.id;
+        let Candidate { peer, we_dialled, .. } = &proposal.candidate;
+        self.settings.local.roster.met(peer.id, peer.incarnation);
+        let newcomer = Contender::new(own, peer.id, peer.incarnation, *we_dialled);
+        let present = self.links.get(&peer.id).map(|entry| &entry.link);
+        let contender = present.map(|link| Contender::new(own, peer.id, link.peer.incarnation, link.we_dialled));
+        match rivals::judge(contender, newcomer) {
+            Verdict::Admit => self.admit(proposal),
+            Verdict::Stale => reject(proposal, LinkError::Stale),
+            Verdict::Probe => {
+                let Some(rival) = present.cloned() else { return };
+                let probed = self.probed.clone();
+                let datagrams = rival.datagrams();
+                task::spawn("probe", async move {
+                    sleep(rival.detection_time()).await;
+                    let _ = probed.send(Probed { proposal, rival: rival.id, datagrams }).await;
+                });
+            }
+        }
+    }
+
+    pub(super) fn judge_probed(&mut self, Probed { proposal, rival, datagrams }: Probed) {
+        let peer = proposal.candidate.peer.id;
+        match self.entry(rival) {
+            Some(entry) if entry.link.datagrams() > datagrams => reject(proposal, LinkError::Linked(peer)),
+            // It was silent: the newcomer takes its place.
+            Some(_) => self.admit(proposal),
+            None => self.judge(proposal),
+        }
+    }
+
+    pub(super) fn admit(&mut self, Proposal { candidate, answer }: Proposal) {
+        let peer = candidate.peer.clone();
+        if let Some(entry) = self.links.get(&peer.id) {
+            let port = entry.link.id;
+            entry.link.fail(LinkError::Superseded);
+            self.down(port, &LinkError::Superseded);
+        } else if self.links.len() >= self.settings.links_max {
+            let links_max = self.settings.links_max;
+            let error = || LinkError::TooManyLinks(links_max);
+            let Some(spare) = self.spare_for(peer.id) else { return reject(Proposal { candidate, answer }, error()) };
+            self.on_link(spare, |link| link.fail(error()));
+            self.down(spare, &error());
+        }
+        self.settle_life();
+        self.generation += 1;
+        let id = PortId { peer: peer.id, generation: self.generation };
+        let port = self.settings.replication.add_port(id);
+        let (deliver, events) = (Arc::clone(&self.settings.deliver), self.events.clone());
+        let (link, measured) = link::start(candidate, id, port, &self.settings.local, deliver, events);
+        info!(peer = %peer.name, address = %peer.address, dialled = link.we_dialled, "link up");
+        let entry =
+            Entry { link, measured, told_rtt: measured.rtt, role: Role::Disabled, forwarding: false, up_since: clock::now() };
+        self.links.insert(peer.id, entry);
+        self.lost.remove(&peer.id);
+        self.settings.local.roster.set_linked(peer.id, true);
+        self.publish_links();
+        let _ = answer.send(Ok(measured.rtt));
+        self.introduce(id);
+        self.tree(Input::LinkUp { port: id, cost: measured.cost, rtt: measured.rtt });
+        self.changed();
+    }
+
+    /// A link that may be given up for a broker that nothing else leads to: it carries nothing, and not because it has just come up.
+    pub(super) fn spare_for(&self, newcomer: BrokerId) -> Option<PortId> {
+        let is_reached = self.book.topology("").brokers.iter().any(|broker| broker.id == newcomer);
+        let now = clock::now();
+        let is_spare = |entry: &&Entry| !entry.forwarding && now.saturating_duration_since(entry.up_since) > SPARE_AGE;
+        let spare = || self.links.values().filter(is_spare).max_by_key(|entry| entry.measured.cost);
+        if is_reached { None } else { spare().map(|entry| entry.link.id) }
+    }
+
+    /// Handshakes may have raised our incarnation until now: the tree must not know another one.
+    pub(super) fn settle_life(&mut self) {
+        let incarnation = self.settings.local.life.lock().settle();
+        if self.links.is_empty() && self.settings.tree.claim.incarnation != incarnation && self.generation == 0 {
+            self.settings.tree.claim = RootClaim { incarnation, ..self.settings.tree.claim };
+            self.stp = Stp::new(self.settings.tree);
+        }
+    }
+
+    /// Tells a new neighbour of everybody.
+    pub(super) fn introduce(&mut self, port: PortId) {
+        let Some(link) = self.entry(port).map(|entry| Arc::clone(&entry.link)) else { return };
+        send_record(&link, &self.book.own.read());
+        self.book.records.read().wires().for_each(|wire| link.send(&ControlFrame::Record(wire)));
+    }
+
+    pub(super) fn down(&mut self, port: PortId, error: &LinkError) {
+        let Some(entry) = self.links.remove(&port.peer) else { return };
+        if entry.link.id != port {
+            self.links.insert(port.peer, entry);
+            return;
+        }
+        let lived = clock::now().saturating_duration_since(entry.up_since);
+        if error.is_ordinary() {
+            info!(peer = %entry.link.peer.name, reason = %error, lived_ms = lived.as_millis(), "link down");
+        } else {
+            warn!(peer = %entry.link.peer.name, reason = %error, lived_ms = lived.as_millis(), "link down");
+        }
+        let mut record = link_record(&entry);
+        (record.role, record.state) = (LinkRole::Disabled, LinkState::Down);
+        self.lost.insert(port.peer, Lost { record, at: clock::now() });
+        self.settings.local.roster.set_linked(port.peer, false);
+        self.publish_links();
+        // The connection is closed, so that its lanes' tasks write nothing more: the tree may open lanes elsewhere.
+        self.tree(Input::LinkDown { port });
+        self.changed();
+    }
+
+    pub(super) fn measured(&mut self, port: PortId, measured: Measured) {
+        let Some(entry) = self.entry(port) else { return };
+        let news = measured.cost != entry.measured.cost
+            || measured.rtt > entry.told_rtt.mul_f64(RTT_NEWS)
+            || entry.told_rtt > measured.rtt.mul_f64(RTT_NEWS)
+            || told_loss(measured.loss) != told_loss(entry.measured.loss);
+        entry.measured = measured;
+        if news {
+            entry.told_rtt = measured.rtt;
+            self.changed();
+        }
+        self.tree(Input::Cost { port, cost: measured.cost, rtt: measured.rtt });
+    }
+
+    pub(super) fn publish_links(&self) {
+        self.book.links.store(Arc::new(self.links.values().map(|entry| Arc::clone(&entry.link)).collect()));
+    }
+}
+
+fn reject(Proposal { candidate, answer }: Proposal, error: LinkError) {
+    refuse(&candidate.connection, &error);
+    let _ = answer.send(Err(error));
+}

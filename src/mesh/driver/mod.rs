@@ -1,0 +1,235 @@
+//! The control plane's one task: it owns the spanning tree, the table of links and the records, and does what the tree asks for.
+//!
+//! Everything comes to it through two bounded queues (links, candidates) and a timer; it waits for nothing else, so that whoever waits for
+//! it is served. It decides nothing of the tree: `stp` does. It moves no messages: the lanes' tasks do.
+
+mod links;
+mod records;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep_until;
+
+use crate::clock;
+use crate::ids::{BrokerId, PortId};
+use crate::mesh::complaints::Complaints;
+use crate::mesh::connect::Proposal;
+use crate::mesh::error::LinkError;
+use crate::mesh::handshake::Local;
+use crate::mesh::incarnation::IncarnationError;
+use crate::mesh::link::{Event, Link, Measured};
+use crate::mesh::{DeliverFactory, Stop};
+use crate::replication::Replication;
+use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
+use crate::stp::{Input, Output, Role, Stp, StpConfig};
+use records::{change_now, own_record};
+
+/// A broker tells of its changes once a second on the long run.
+const RECORD_INTERVAL: Duration = Duration::from_secs(1);
+/// After a quiet time it may be so far ahead: the first changes of a failover, and those that follow from them, need not wait.
+const RECORD_AHEAD: Duration = Duration::from_secs(7);
+/// What changes together is told together.
+const RECORD_DELAY: Duration = Duration::from_millis(50);
+/// A broker tells of itself at least this often.
+const RECORD_REFRESH: Duration = Duration::from_secs(60);
+/// Who was not heard of for three refreshes is forgotten; so are lost links.
+const RECORD_LIFE: Duration = Duration::from_secs(200);
+/// A link that carries nothing may still be about to, for this long.
+const SPARE_AGE: Duration = Duration::from_secs(2);
+/// How often what is old is looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Events that wait for the driver; the links' tasks wait beyond that.
+pub(in crate::mesh) const EVENTS_MAX: usize = 1_024;
+/// A round trip is told anew when it has changed by more than a quarter: what trembles does not flood the mesh.
+const RTT_NEWS: f64 = 1.25;
+
+/// What the driver shares with whoever asks: the records, and the links.
+#[derive(Debug)]
+pub(in crate::mesh) struct Book {
+    own: RwLock<BrokerRecord>,
+    records: RwLock<Records>,
+    pub(in crate::mesh) links: ArcSwap<Vec<Arc<Link>>>,
+}
+
+impl Book {
+    /// The topology as this broker knows it.
+    pub(in crate::mesh) fn topology(&self, mesh: &str) -> Topology {
+        Topology::draw(mesh, &self.own.read(), self.records.read().iter())
+    }
+}
+
+/// What a driver begins with.
+pub(in crate::mesh) struct Settings {
+    pub(in crate::mesh) local: Arc<Local>,
+    pub(in crate::mesh) replication: Arc<Replication>,
+    pub(in crate::mesh) deliver: DeliverFactory,
+    pub(in crate::mesh) links_max: usize,
+    pub(in crate::mesh) tree: StpConfig,
+    /// Addresses to tell others.
+    pub(in crate::mesh) addresses: Vec<String>,
+}
+
+/// One link as the driver sees it.
+struct Entry {
+    link: Arc<Link>,
+    measured: Measured,
+    /// As last told in the record.
+    told_rtt: Duration,
+    role: Role,
+    forwarding: bool,
+    up_since: Instant,
+}
+
+/// A link that was lost.
+struct Lost {
+    record: LinkRecord,
+    at: Instant,
+}
+
+pub(in crate::mesh) struct Driver {
+    settings: Settings,
+    stp: Stp,
+    outputs: Vec<Output>,
+    links: BTreeMap<BrokerId, Entry>,
+    lost: BTreeMap<BrokerId, Lost>,
+    generation: u64,
+    book: Arc<Book>,
+    /// Since when our own record is no longer what was told.
+    untold_since: Option<Instant>,
+    told_at: Instant,
+    /// When it would be told next if it had always kept to [`RECORD_INTERVAL`].
+    in_step_at: Instant,
+    /// The tree as it was last logged and counted.
+    last_change: LastChange,
+    events: mpsc::Sender<Event>,
+    /// Candidates whose rival has been probed come back here.
+    probed: mpsc::Sender<Probed>,
+    fatal: Option<IncarnationError>,
+    complaints: Complaints,
+}
+
+/// A candidate whose rival had a detection time to show that it lives.
+struct Probed {
+    proposal: Proposal,
+    rival: PortId,
+    /// What the rival had received when the probe began.
+    datagrams: u64,
+}
+
+/// Where the driver's input comes from.
+pub(in crate::mesh) struct Inputs {
+    pub(in crate::mesh) events: mpsc::Receiver<Event>,
+    pub(in crate::mesh) proposals: mpsc::Receiver<Proposal>,
+    pub(in crate::mesh) stop: watch::Receiver<Stop>,
+    probed: mpsc::Receiver<Probed>,
+}
+
+impl Driver {
+    pub(in crate::mesh) fn new(
+        settings: Settings,
+        proposals: mpsc::Receiver<Proposal>,
+        stop: watch::Receiver<Stop>,
+    ) -> (Self, Inputs) {
+        let (events, events_out) = mpsc::channel(EVENTS_MAX);
+        let (probed, probed_out) = mpsc::channel(EVENTS_MAX);
+        let stp = Stp::new(settings.tree);
+        let last_change = change_now(stp.changes().1.as_str());
+        let own = own_record(&settings, &stp, &last_change, Vec::new(), 1);
+        let records = Records::new(own.id, RECORD_LIFE);
+        let book = Book { own: RwLock::new(own), records: RwLock::new(records), links: ArcSwap::default() };
+        let driver = Self {
+            settings,
+            stp,
+            outputs: Vec::new(),
+            links: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            generation: 0,
+            book: Arc::new(book),
+            untold_since: None,
+            told_at: clock::now(),
+            in_step_at: clock::now(),
+            last_change,
+            events,
+            probed,
+            fatal: None,
+            complaints: Complaints::default(),
+        };
+        (driver, Inputs { events: events_out, proposals, stop, probed: probed_out })
+    }
+
+    pub(in crate::mesh) fn book(&self) -> Arc<Book> {
+        Arc::clone(&self.book)
+    }
+
+    /// Runs until told to stop, or until this broker learns that it may not go on.
+    pub(in crate::mesh) async fn run(mut self, mut inputs: Inputs) -> (Stop, Option<IncarnationError>) {
+        let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+        loop {
+            let tree_due = self.stp.poll_timeout();
+            let record_due = self.record_due();
+            let due = tree_due.map_or(record_due, |tree| tree.min(record_due));
+            tokio::select! {
+                biased;
+                _ = inputs.stop.changed() => break,
+                // What one peer can send without end comes last.
+                () = sleep_until(due.into()) => self.timers(),
+                Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
+                Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
+                _ = sweep.tick() => self.sweep(),
+                Some(event) = inputs.events.recv() => self.event(event),
+            }
+            if self.fatal.is_some() {
+                break;
+            }
+        }
+        let stop = if self.fatal.is_some() { Stop::Graceful } else { *inputs.stop.borrow() };
+        if stop == Stop::Graceful {
+            self.links.values().for_each(|entry| entry.link.fail(LinkError::Shutdown));
+        }
+        (stop, self.fatal)
+    }
+
+    fn timers(&mut self) {
+        let now = clock::now();
+        if self.stp.poll_timeout().is_some_and(|due| due <= now) {
+            self.tree(Input::Timeout);
+        }
+        if self.record_due() <= now {
+            self.tell_record();
+        }
+    }
+
+    fn sweep(&mut self) {
+        let now = clock::now();
+        self.fatal = self.settings.local.life.lock().cloned();
+        self.settings.replication.trim(now);
+        self.book.records.write().expire(now);
+        let before = self.lost.len();
+        self.lost.retain(|_, lost| now.saturating_duration_since(lost.at) < RECORD_LIFE);
+        if self.lost.len() < before {
+            self.changed();
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Bpdu { port, bpdu } => self.tree(Input::Bpdu { port, bpdu }),
+            Event::OpenReceived { port, open } => self.tree(Input::OpenReceived { port, open }),
+            Event::CloseReceived { port, number } => self.tree(Input::CloseReceived { port, number }),
+            Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
+            Event::Record { port, record, wire } => self.record(port, *record, wire),
+            Event::Measured { port, measured } => self.measured(port, measured),
+            Event::Down { port, error } => self.down(port, &error),
+        }
+    }
+
+    fn entry(&mut self, port: PortId) -> Option<&mut Entry> {
+        self.links.get_mut(&port.peer).filter(|entry| entry.link.id == port)
+    }
+}

@@ -1,0 +1,67 @@
+//! Feeds the spanning tree and does what it asks for.
+
+use std::time::Instant;
+
+use tracing::{debug, info};
+
+use super::Driver;
+use super::records::change_now;
+use crate::clock;
+use crate::frame::control::ControlFrame;
+use crate::ids::{BrokerId, PortId};
+use crate::mesh::link::Link;
+use crate::stp::{Input, Output};
+
+impl Driver {
+    pub(super) fn tree(&mut self, input: Input) {
+        let now = clock::now();
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.stp.handle(input, now, &mut outputs);
+        for output in outputs.drain(..) {
+            self.output(output, now);
+        }
+        self.outputs = outputs;
+    }
+
+    pub(super) fn output(&mut self, output: Output, now: Instant) {
+        match output {
+            Output::SendBpdu { port, bpdu } => {
+                debug!(?port, ?bpdu, "send");
+                self.on_link(port, |link| link.send(&ControlFrame::Bpdu(bpdu)));
+            }
+            Output::OpenLanes { port, open } => self.on_link(port, |link| link.port.open(&open, now)),
+            Output::AnswerOpen { port, open } => self.on_link(port, |link| link.port.answer(&open, now)),
+            Output::CloseLanes { port, number } => self.on_link(port, |link| link.port.close(&number)),
+            Output::Refuse { port, error } => self.on_link(port, |link| link.fail(error.into())),
+            Output::TreeChanged { tree, is_root, cause } => {
+                let root = self.name_of(tree.root.id);
+                info!(epoch = tree.epoch, %root, is_root, cause = cause.as_str(), "tree changed");
+                self.last_change = change_now(cause.as_str());
+                self.changed();
+            }
+            Output::PortState { port, role, forwarding } => {
+                if let Some(entry) = self.entry(port) {
+                    (entry.role, entry.forwarding) = (role, forwarding);
+                    info!(peer = %entry.link.peer.name, ?role, forwarding, "tree port");
+                    self.changed();
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_link(&mut self, port: PortId, act: impl FnOnce(&Link)) {
+        if let Some(entry) = self.entry(port) {
+            act(&entry.link);
+        }
+    }
+
+    pub(super) fn name_of(&self, broker: BrokerId) -> String {
+        let local = &self.settings.local;
+        if broker == local.identity.id {
+            return local.name.clone();
+        }
+        let linked = self.links.get(&broker).map(|entry| entry.link.peer.name.clone());
+        let named = || self.book.records.read().iter().find(|record| record.id == broker).map(|record| record.name.clone());
+        linked.or_else(named).unwrap_or_else(|| broker.to_string())
+    }
+}
