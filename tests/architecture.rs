@@ -35,7 +35,11 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("task", Shell, &[]),
     ("connection", Shell, &["limits", "metrics", "codec", "topic", "session", "replication", "router", "clock", "task"]),
     ("listener", Shell, &["limits", "metrics", "router", "clock", "task", "connection"]),
-    ("mesh", Shell, &["limits", "ids", "config", "codec", "stp", "shared", "link", "frame", "replication", "clock", "task"]),
+    (
+        "mesh",
+        Shell,
+        &["limits", "ids", "metrics", "config", "codec", "stp", "shared", "link", "frame", "replication", "clock", "task"],
+    ),
     ("admin", Shell, &["limits", "metrics", "config", "shared", "clock", "task"]),
     (
         "server",

@@ -9,6 +9,7 @@
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `incarnation`, `capacity` | what this broker says of itself |
+//! | `counters` | what was not taken from peers, counted |
 //! | `driver` | the one task that owns the tree, the links and the records |
 //!
 //! Everything runs on one thread, a runtime of its own: small paced packets cost a multi-thread runtime several times the wake-ups
@@ -38,6 +39,7 @@ mod capacity;
 mod complaints;
 mod connect;
 mod control;
+mod counters;
 mod credit;
 mod driver;
 mod endpoint;
@@ -54,6 +56,7 @@ mod roster;
 mod tests;
 pub mod tls;
 
+pub use counters::Refusals;
 pub use error::LinkError;
 pub use incarnation::IncarnationError;
 
@@ -311,6 +314,12 @@ impl MeshHandle {
             }
         };
         links.iter().map(summary).collect()
+    }
+
+    /// Words of peers that were not taken.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.book.refusals
     }
 
     /// Waits until the mesh has ended. `Err`: it could not go on, because another process lives as this broker.

@@ -14,6 +14,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 
 use super::identity::{DIAL_NAME, Identity, IdentityError};
 use super::pki::{Authority, PemPair};
@@ -65,8 +66,10 @@ pub enum TlsError {
 pub struct Credentials {
     identity: Identity,
     authorities: Arc<RootCertStore>,
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+    /// What judges a peer's certificate, in a handshake and under what it has signed.
+    pub(super) verifier: Arc<dyn ClientCertVerifier>,
     server: Arc<QuicServerConfig>,
     client: Arc<QuicClientConfig>,
 }
@@ -103,9 +106,12 @@ impl Credentials {
         let first = chain.first().ok_or_else(|| TlsError::Pem { from: cert_from.to_owned(), what: "certificate" })?;
         let identity =
             Identity::of_certificate(first).map_err(|source| TlsError::Identity { from: cert_from.to_owned(), source })?;
-        let server = server_config(&authorities, chain.clone(), key.clone_key(), [ca_from, key_from])?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&authorities), provider())
+            .build()
+            .map_err(|e| TlsError::Rustls { from: ca_from.to_owned(), source: rustls::Error::General(e.to_string()) })?;
+        let server = server_config(&verifier, chain.clone(), key.clone_key(), key_from)?;
         let client = client_config(&authorities, chain.clone(), key.clone_key(), key_from)?;
-        Ok(Self { identity, authorities, chain, key, server, client })
+        Ok(Self { identity, authorities, chain, key, verifier, server, client })
     }
 
     /// Mesh and broker of our own certificate.
@@ -141,6 +147,7 @@ impl Clone for Credentials {
             authorities: Arc::clone(&self.authorities),
             chain: self.chain.clone(),
             key: self.key.clone_key(),
+            verifier: Arc::clone(&self.verifier),
             server: self.server(),
             client: self.client(),
         }
@@ -153,7 +160,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
@@ -164,19 +171,16 @@ fn certificates(pem: &str, from: &str) -> Result<Vec<CertificateDer<'static>>, T
 }
 
 fn server_config(
-    authorities: &Arc<RootCertStore>,
+    verifier: &Arc<dyn ClientCertVerifier>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    [ca_from, key_from]: [&str; 2],
+    key_from: &str,
 ) -> Result<Arc<QuicServerConfig>, TlsError> {
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(authorities), provider())
-        .build()
-        .map_err(|e| TlsError::Rustls { from: ca_from.to_owned(), source: rustls::Error::General(e.to_string()) })?;
     let from_key = |source| TlsError::Rustls { from: key_from.to_owned(), source };
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(from_key)?
-        .with_client_cert_verifier(verifier)
+        .with_client_cert_verifier(Arc::clone(verifier))
         .with_single_cert(chain, key)
         .map_err(from_key)?;
     config.alpn_protocols = vec![ALPN.to_vec()];

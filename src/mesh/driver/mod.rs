@@ -24,7 +24,7 @@ use crate::mesh::error::LinkError;
 use crate::mesh::handshake::Local;
 use crate::mesh::incarnation::IncarnationError;
 use crate::mesh::link::{Event, Link, Measured};
-use crate::mesh::{DeliverFactory, Stop};
+use crate::mesh::{DeliverFactory, Refusals, Stop};
 use crate::replication::Replication;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
@@ -55,6 +55,7 @@ pub(in crate::mesh) struct Book {
     own: RwLock<BrokerRecord>,
     records: RwLock<Records>,
     pub(in crate::mesh) links: ArcSwap<Vec<Arc<Link>>>,
+    pub(in crate::mesh) refusals: Refusals,
 }
 
 impl Book {
@@ -142,7 +143,8 @@ impl Driver {
         let last_change = change_now(stp.changes().1.as_str());
         let own = own_record(&settings, &stp, &last_change, Vec::new(), 1);
         let records = Records::new(own.id, RECORD_LIFE);
-        let book = Book { own: RwLock::new(own), records: RwLock::new(records), links: ArcSwap::default() };
+        let book =
+            Book { own: RwLock::new(own), records: RwLock::new(records), links: ArcSwap::default(), refusals: Refusals::default() };
         let driver = Self {
             settings,
             stp,
