@@ -335,7 +335,10 @@ mod tests {
             ("[mesh]\nhello_time = \"5\"", "mesh.hello_time: `5` is not a length of time; write for example \"100ms\""),
             ("[mesh]\npeers = [\"a:0\"]", "b.toml:2:9: mesh.peers: `a:0` is not a host and port"),
             ("[mesh]\npeers = [\"::1\"]", "`::1` is not a host and port"),
-            ("[mesh]\ndiscovery = [\"mdns\"]", "mesh.discovery: unknown variant `mdns`, expected `static` or `dns`"),
+            (
+                "[mesh]\ndiscovery = [\"foo\"]",
+                "mesh.discovery: unknown variant `foo`, expected one of `static`, `dns`, `mdns`, `gossip`",
+            ),
             ("[mesh]\nreplication = \"interest\"", "mesh.replication: unknown variant `interest`, expected `full`"),
             (
                 "[[listener]]\n[[listener]]\nbind = \"localhost:1883\"",
@@ -366,6 +369,10 @@ mod tests {
         assert!(shown.contains("b.toml:6:1: mesh.replay_log_bytes: 1048576 bytes are too few"), "{shown}");
         let shown = refused(&format!("{MESH}hello_time = \"1ms\"\n"), &[]);
         assert!(shown.contains("b.toml:6:1: mesh.hello_time: 1ms is out of range"), "{shown}");
+        let shown = refused(&format!("{MESH}discovery = [\"mdns\"]\npeers = [\"a\"]\n"), &[]);
+        assert!(shown.contains("b.toml:7:1: mesh.peers: `a:7883` would never be dialled"), "{shown}");
+        let shown = refused(&format!("{MESH}discovery = [\"static\"]\npeers = [\"_mqtt-st._udp.a\"]\n"), &[]);
+        assert!(shown.contains("b.toml:7:1: mesh.peers: `_mqtt-st._udp.a` is the name of SRV records"), "{shown}");
     }
 
     #[test]
@@ -407,7 +414,7 @@ mod tests {
             ("MQTT_ST_QUIC__MESH__LANE", "1", "unknown field `lane`"),
             ("MQTT_ST_QUIC__MESH__LANE", "1", "did you mean `lanes`?"),
             ("MQTT_ST_QUIC__MESH", "1", "MQTT_ST_QUIC__MESH = \"1\": invalid type"),
-            ("MQTT_ST_QUIC__MESH__DISCOVERY", "static,mdns", "unknown variant `mdns`"),
+            ("MQTT_ST_QUIC__MESH__DISCOVERY", "static,foo", "unknown variant `foo`"),
             ("MQTT_ST_QUIC__LISTENER__2__BIND", "127.0.0.1:1", "there are 0 `listener` tables; the next is number 0"),
             ("MQTT_ST_QUIC__LISTENER__0", "x", "names no key"),
             ("MQTT_ST_QUIC__", "x", "unknown field ``"),

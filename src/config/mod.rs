@@ -134,7 +134,7 @@ pub struct Mesh {
     pub advertise: Vec<HostPort>,
     /// Brokers to dial.
     pub peers: Vec<HostPort>,
-    /// How peers are found; exactly these ways are used.
+    /// How peers are found; exactly these ways are used. None: this broker dials nobody, and is found only by who knows its address.
     pub discovery: Vec<Discovery>,
     /// PEM file of the CA that signs the mesh's brokers. `None` only where the certificates come from memory (`demo`).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -177,7 +177,7 @@ impl Default for Mesh {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), MESH_PORT),
             advertise: Vec::new(),
             peers: Vec::new(),
-            discovery: vec![Discovery::Static, Discovery::Dns],
+            discovery: vec![Discovery::Static, Discovery::Mdns, Discovery::Dns, Discovery::Gossip],
             cafile: None,
             certfile: None,
             keyfile: None,
@@ -200,8 +200,12 @@ pub enum Discovery {
     /// Each of [`Mesh::peers`] is one broker: of the addresses to which its name resolves, the first that answers.
     Static,
     /// Every address to which a name in [`Mesh::peers`] resolves is a broker of its own, looked up again and again: the way of a
-    /// Kubernetes headless service.
+    /// Kubernetes headless service. A name that begins with `_` has SRV records (RFC 2782), which name hosts and ports.
     Dns,
+    /// Brokers of the same mesh on the same network announce themselves (RFC 6762, RFC 6763) and are dialled.
+    Mdns,
+    /// Brokers of which linked brokers tell are dialled; [`Mesh::peers`] are where it begins.
+    Gossip,
 }
 
 /// Which messages cross the mesh.

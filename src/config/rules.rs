@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Admin, Config, Listener, Mesh};
+use super::{Admin, Config, Discovery, Listener, Mesh};
 use crate::limits;
 
 /// The first rule that `config` breaks: the key, dotted, and what is wrong with it.
@@ -70,6 +70,23 @@ fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
     }
     if !HELLO_TIMES.contains(&mesh.hello_time) {
         return Err(("mesh.hello_time".to_owned(), format!("{:?} is out of range; it must be from 10ms to 2s", mesh.hello_time)));
+    }
+    check_peers(mesh)
+}
+
+/// Peers that nothing would dial are a mistake, not a wish.
+fn check_peers(mesh: &Mesh) -> Result<(), (String, String)> {
+    let has = |way| mesh.discovery.contains(&way);
+    let dials = has(Discovery::Static) || has(Discovery::Dns) || has(Discovery::Gossip);
+    for peer in &mesh.peers {
+        let problem = if !dials {
+            format!("`{peer}` would never be dialled: mesh.discovery has none of static, dns and gossip")
+        } else if peer.host.starts_with('_') && !has(Discovery::Dns) {
+            format!("`{}` is the name of SRV records, which only mesh.discovery = [.., \"dns\"] looks up", peer.host)
+        } else {
+            continue;
+        };
+        return Err(("mesh.peers".to_owned(), problem));
     }
     Ok(())
 }

@@ -221,6 +221,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         local: Arc::clone(&local),
         deliver,
         links_max: config.mesh.max_links,
+        chooses: config.mesh.discovery.iter().any(|way| *way != config::Discovery::Static),
         tree: StpConfig { claim, hop_max: config.mesh.hop_max, hello: config.mesh.hello_time, epoch_interval: EPOCH_INTERVAL },
         addresses: config.mesh.advertise.iter().map(ToString::to_string).collect(),
         replication: Arc::clone(&replication),

@@ -5,6 +5,7 @@
 //! are skipped by an older one, and passed on as they came.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -46,6 +47,9 @@ pub struct BrokerRecord {
     pub last_change: LastChange,
     /// Its links, up and lately lost.
     pub links: Vec<LinkRecord>,
+    /// How many links it keeps at once, if it chooses its neighbours by itself (`neighbours`); 0: it dials only whom it was told to.
+    #[serde(default)]
+    pub links_max: u16,
 }
 
 /// The last change of a broker's tree.
@@ -74,6 +78,9 @@ pub struct LinkRecord {
     pub rtt_us: u64,
     /// Share of packets lost, 0 to 1.
     pub loss: f64,
+    /// Where this end sees the other: a broker dials from the address at which it listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<SocketAddr>,
 }
 
 /// What a link is to the tree at one end (802.1D-2004 17.7).
@@ -264,6 +271,7 @@ pub(super) mod tests {
             changes: 1,
             last_change: LastChange { at: 5, cause: "started".to_owned() },
             links: Vec::new(),
+            links_max: 8,
         }
     }
 
@@ -359,6 +367,7 @@ pub(super) mod tests {
             cost: 1,
             rtt_us: 1,
             loss: 0.0,
+            address: Some("192.0.2.1:7883".parse().unwrap()),
         };
         let mut crowded = good.clone();
         crowded.links = vec![link.clone(); limits::RECORD_LINKS_MAX + 1];

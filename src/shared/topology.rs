@@ -180,6 +180,7 @@ mod tests {
             cost: u32::try_from(rtt_us).unwrap(),
             rtt_us,
             loss: 0.0,
+            address: None,
         });
         BrokerRecord { links: links.collect(), changes: id * 10, ..record(id, sequence) }
     }

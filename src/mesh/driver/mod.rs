@@ -71,6 +71,8 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) replication: Arc<Replication>,
     pub(in crate::mesh) deliver: DeliverFactory,
     pub(in crate::mesh) links_max: usize,
+    /// Whether this broker chooses its neighbours among those it finds, beyond whom it was told to dial.
+    pub(in crate::mesh) chooses: bool,
     pub(in crate::mesh) tree: StpConfig,
     /// Addresses to tell others.
     pub(in crate::mesh) addresses: Vec<String>,
