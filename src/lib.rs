@@ -18,6 +18,7 @@
 //! | [`router`] | who gets a message: registry, subscriptions, retained | core |
 //! | [`stp`] | the spanning tree as a pure state machine | core |
 //! | [`link`] | whether one link lives, and what it costs | core |
+//! | [`healing`] | how long a broker was without its way to the root | core |
 //! | [`frame`] | the mesh's wire format | core |
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
 //! | [`shared`] | what every broker knows of every other: broker records, the topology document | core |
@@ -32,6 +33,7 @@
 pub mod codec;
 pub mod config;
 pub mod frame;
+pub mod healing;
 pub mod ids;
 pub mod limits;
 pub mod link;

@@ -1,8 +1,13 @@
-//! What is counted: plain atomics, added to once a batch, read by `admin`. Counters never go down; gauges do.
+//! What is counted: plain atomics, added to once a batch, read by `admin`; where it is rare, a word of ours in front of each. Counters and
+//! histograms never go down; gauges do.
 //!
 //! No labels for clients or topics: what a stranger can choose does not multiply what is kept.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -37,6 +42,77 @@ impl Gauge {
     #[must_use]
     pub fn value(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is counted by reason, of what happens seldom. The reasons are words of the program, so that there is only a handful of them.
+#[derive(Debug)]
+pub struct ByReason<T>(Mutex<BTreeMap<&'static str, T>>);
+
+impl<T> Default for ByReason<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Copy + Default> ByReason<T> {
+    /// Changes what stands at `reason`; at first that is nothing.
+    pub fn change(&self, reason: &'static str, change: impl FnOnce(&mut T)) {
+        change(self.0.lock().entry(reason).or_default());
+    }
+
+    /// What stands at each reason that was met, by its word.
+    #[must_use]
+    pub fn values(&self) -> Vec<(&'static str, T)> {
+        self.0.lock().iter().map(|(reason, value)| (*reason, *value)).collect()
+    }
+}
+
+impl ByReason<u64> {
+    /// One more.
+    pub fn count(&self, reason: &'static str) {
+        self.change(reason, |count| *count += 1);
+    }
+}
+
+/// How often something took how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// How often at most the bound of the same place, and above the one before; the last place is for what exceeds them all.
+    counts: [u64; Histogram::BOUNDS_MS.len() + 1],
+    sum: Duration,
+}
+
+impl Histogram {
+    /// Upper bounds, milliseconds: fine where detection and healing should be, coarse beyond.
+    const BOUNDS_MS: [u32; 14] = [5, 10, 25, 50, 100, 200, 300, 400, 500, 750, 1_000, 2_000, 5_000, 15_000];
+
+    /// Once more, this long.
+    pub fn observe(&mut self, time: Duration) {
+        let place = Self::BOUNDS_MS.iter().position(|bound| time <= Duration::from_millis(u64::from(*bound)));
+        if let Some(count) = self.counts.get_mut(place.unwrap_or(Self::BOUNDS_MS.len())) {
+            *count += 1;
+        }
+        self.sum += time;
+    }
+
+    /// How often in all.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// How long in all, seconds.
+    #[must_use]
+    pub fn sum_seconds(&self) -> f64 {
+        self.sum.as_secs_f64()
+    }
+
+    /// Upper bounds in seconds, the last one without limit, and how often between the one before and it.
+    #[must_use]
+    pub fn buckets(&self) -> Vec<(f64, u64)> {
+        let bounds = Self::BOUNDS_MS.iter().map(|bound| f64::from(*bound) / 1_000.0);
+        bounds.chain([f64::MAX]).zip(self.counts).collect()
     }
 }
 
@@ -101,6 +177,8 @@ pub enum Value {
     Counter(u64),
     /// Goes up and down.
     Gauge(f64),
+    /// How often something took how long.
+    Histogram(Histogram),
 }
 
 impl Sample {
@@ -114,6 +192,12 @@ impl Sample {
     #[must_use]
     pub fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
         Self { name, help, labels: Vec::new(), value: Value::Gauge(value) }
+    }
+
+    /// Times without labels.
+    #[must_use]
+    pub fn histogram(name: &'static str, help: &'static str, value: Histogram) -> Self {
+        Self { name, help, labels: Vec::new(), value: Value::Histogram(value) }
     }
 
     /// The same with one label more.
@@ -153,5 +237,22 @@ impl Metrics {
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
             counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_stand_in_their_buckets() {
+        let mut histogram = Histogram::default();
+        for ms in [5, 6, 10, 20_000] {
+            histogram.observe(Duration::from_millis(ms));
+        }
+        let buckets = histogram.buckets();
+        assert_eq!((buckets[0], buckets[1], buckets[2]), ((0.005, 1), (0.01, 2), (0.025, 0)));
+        assert_eq!(buckets.last(), Some(&(f64::MAX, 1)));
+        assert_eq!((histogram.count(), histogram.sum_seconds()), (4, 20.021));
     }
 }

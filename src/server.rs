@@ -209,7 +209,7 @@ impl View for Parts {
             samples.extend(replication_samples(replication));
         }
         if let Some(mesh) = &self.mesh {
-            samples.extend(link_samples(mesh));
+            samples.extend(mesh.samples());
         }
         samples
     }
@@ -249,18 +249,6 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
     let mut samples: Vec<Sample> =
         counters.into_iter().map(|(name, help, counter)| Sample::counter(name, help, counter.value())).collect();
     samples.push(Sample::gauge("mesh_ring_bytes", "Bytes in the lane rings", replication.ring_bytes() as f64));
-    samples
-}
-
-fn link_samples(mesh: &MeshHandle) -> Vec<Sample> {
-    let links = mesh.links();
-    let mut samples = vec![Sample::gauge("mesh_links", "Links that are up", links.len() as f64)];
-    let each =
-        |sample: fn(&mesh::LinkSummary) -> Sample| links.iter().map(move |link| sample(link).with("peer", link.peer.clone()));
-    samples.extend(each(|link| Sample::gauge("mesh_link_rtt_seconds", "Smoothed round trip of a link", link.rtt.as_secs_f64())));
-    samples.extend(each(|link| Sample::counter("mesh_link_sent_bytes", "UDP bytes sent on a link", link.bytes_sent)));
-    samples.extend(each(|link| Sample::counter("mesh_link_received_bytes", "UDP bytes received on a link", link.bytes_received)));
-    samples.extend(each(|link| Sample::counter("mesh_link_lost_packets", "QUIC packets lost on a link", link.packets_lost)));
     samples
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Error;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -37,6 +37,7 @@ impl Collector for Samples {
             let kind = match first.value {
                 Value::Counter(_) => MetricType::Counter,
                 Value::Gauge(_) => MetricType::Gauge,
+                Value::Histogram(_) => MetricType::Histogram,
             };
             let mut metric = encoder.encode_descriptor(first.name, first.help, None, kind)?;
             for sample in family {
@@ -47,10 +48,13 @@ impl Collector for Samples {
     }
 }
 
-fn encode_value(value: Value, encoder: MetricEncoder<'_>) -> Result<(), Error> {
+fn encode_value(value: Value, mut encoder: MetricEncoder<'_>) -> Result<(), Error> {
     match value {
         Value::Counter(value) => ConstCounter::new(value).encode(encoder),
         Value::Gauge(value) => ConstGauge::new(value).encode(encoder),
+        Value::Histogram(times) => {
+            encoder.encode_histogram::<NoLabelSet>(times.sum_seconds(), times.count(), &times.buckets(), None)
+        }
     }
 }
 

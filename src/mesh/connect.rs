@@ -86,6 +86,7 @@ pub(super) async fn accept(connector: Arc<Connector>) {
             let _place = place;
             let address = incoming.remote_address();
             if let Err(error) = connector.welcome(incoming).await {
+                connector.local.metrics.refused(&error);
                 connector.complain("refused", &address.ip().to_string(), &address.to_string(), &error);
             }
         });
@@ -235,7 +236,10 @@ impl Connector {
             match self.dial(address, patience).await {
                 Ok((peer, rtt)) => return Some(Attempt { peer, rtt, began }),
                 Err(LinkError::Linked(peer)) => return Some(Attempt { peer, rtt: Duration::ZERO, began }),
-                Err(error) => self.complain("no link", &target.to_string(), &address.to_string(), &error),
+                Err(error) => {
+                    self.local.metrics.dial_failed(&error);
+                    self.complain("no link", &target.to_string(), &address.to_string(), &error);
+                }
             }
         }
         None

@@ -142,6 +142,43 @@ impl LinkError {
         }
     }
 
+    /// The reason as a word, by which links that end and peers that are refused are counted.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Connection(error) => connection_reason(error),
+            Self::Stream(_) => "stream",
+            Self::Timeout(_) => "no_answer",
+            Self::Identity(_) | Self::OtherBroker { .. } => "identity",
+            Self::OtherMesh { .. } => "other_mesh",
+            Self::Version { .. } | Self::Lanes { .. } => "incompatible",
+            Self::Oneself => "oneself",
+            Self::Clone => "clone",
+            Self::Incarnation(_) => "incarnation",
+            Self::Linked(_) => "linked",
+            Self::Superseded => "superseded",
+            Self::Stale => "stale",
+            Self::TooManyLinks(_) => "too_many_links",
+            Self::Frame(_) | Self::Unexpected(_) | Self::LaneStream(_) => "malformed",
+            Self::Record(_) => "record",
+            Self::Lane(_) => "lane",
+            Self::Credit(_) => "credit",
+            Self::Tree(_) => "tree",
+            Self::Dead(Death::Silent(_)) => "silent",
+            Self::Dead(Death::Deaf(_)) => "deaf",
+            Self::Stalled(_) => "stalled",
+            Self::Backlog(_) => "backlog",
+            Self::Shutdown => "shutdown",
+        }
+    }
+
+    /// For how long the peer had been silent, deaf or wedged, if that is why the link ends.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        match self {
+            Self::Dead(Death::Silent(time) | Death::Deaf(time)) | Self::Stalled(time) => Some(*time),
+            _ => None,
+        }
+    }
+
     /// Whether it belongs to the ordinary life of a mesh, and is no news to an operator.
     pub(super) fn is_ordinary(&self) -> bool {
         match self {
@@ -194,6 +231,22 @@ impl CloseCode {
     }
 }
 
+/// See [`LinkError::reason`].
+fn connection_reason(error: &ConnectionError) -> &'static str {
+    match error {
+        ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Shutdown.number() => "peer_stops",
+        ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Rival.number() => "rival",
+        ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Oneself.number() => "oneself",
+        ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::TooManyLinks.number() => "too_many_links",
+        ConnectionError::ApplicationClosed(_) => "closed_by_peer",
+        ConnectionError::ConnectionClosed(close) if alert(u64::from(close.error_code), "").is_some() => "own_certificate",
+        ConnectionError::TransportError(error) if alert(u64::from(error.code), "").is_some() => "certificate",
+        ConnectionError::TimedOut => "no_answer",
+        ConnectionError::LocallyClosed => "shutdown",
+        _ => "quic",
+    }
+}
+
 /// A connection error in words, with what came from the peer escaped and the commonest TLS alerts (RFC 8446 section 6) spelt out: whose
 /// certificate it is about depends on who sent the alert.
 pub(super) fn describe(error: &ConnectionError) -> String {
@@ -243,6 +296,7 @@ mod tests {
         let said = LinkError::from(ConnectionError::ApplicationClosed(close));
         assert_eq!(said.to_string(), "closed by the peer: a\\nb\\u{1b}[31m (code 5)");
         assert!(said.is_ordinary());
+        assert_eq!(said.reason(), "rival");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::control::ControlReader;
 use super::error::LinkError;
 use super::identity::Identity;
 use super::incarnation::Life;
+use super::metrics::MeshMetrics;
 use super::roster::Roster;
 use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN};
 use crate::ids::{BrokerId, Incarnation};
@@ -35,6 +36,7 @@ pub(super) struct Local {
     pub(super) hello: Duration,
     pub(super) life: Mutex<Life>,
     pub(super) roster: Roster,
+    pub(super) metrics: Arc<MeshMetrics>,
 }
 
 /// The broker at the other end.

@@ -10,6 +10,7 @@
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `incarnation`, `capacity` | what this broker says of itself |
 //! | `counters` | what was not taken from peers, counted |
+//! | `metrics`, `events`, `status` | what it counts and tells of itself |
 //! | `driver` | the one task that owns the tree, the links and the records |
 //!
 //! Everything runs on one thread, a runtime of its own: small paced packets cost a multi-thread runtime several times the wake-ups
@@ -44,14 +45,17 @@ mod credit;
 mod driver;
 mod endpoint;
 mod error;
+mod events;
 mod handshake;
 pub mod identity;
 mod incarnation;
 mod lanes;
 mod link;
+mod metrics;
 pub mod pki;
 mod rivals;
 mod roster;
+mod status;
 #[cfg(test)]
 mod tests;
 pub mod tls;
@@ -59,6 +63,7 @@ pub mod tls;
 pub use counters::Refusals;
 pub use error::LinkError;
 pub use incarnation::IncarnationError;
+pub use status::{Place, Status, Watcher};
 
 use complaints::Complaints;
 use connect::Connector;
@@ -216,6 +221,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         hello: config.mesh.hello_time,
         life: parking_lot::Mutex::new(life),
         roster: Roster::new(),
+        metrics: Arc::default(),
     });
     let settings = Settings {
         local: Arc::clone(&local),
@@ -298,6 +304,12 @@ impl MeshHandle {
     #[must_use]
     pub fn topology(&self) -> Topology {
         self.book.topology(&self.mesh)
+    }
+
+    /// Tells whoever shows the mesh of its news.
+    #[must_use]
+    pub fn watcher(&self) -> Watcher {
+        Watcher::new(self.mesh.clone(), Arc::clone(&self.book))
     }
 
     /// The links that are up.

@@ -342,6 +342,7 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
         hello: HELLO,
         life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
         roster: Roster::new(),
+        metrics: Arc::default(),
     };
     (Arc::new(local), Credentials::of_authority(authority, &pair).unwrap())
 }

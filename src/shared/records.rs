@@ -41,6 +41,9 @@ pub struct BrokerRecord {
     pub capacity: u8,
     /// The root of its tree.
     pub root: BrokerId,
+    /// The epoch of its tree; 0: of a version that does not tell.
+    #[serde(default)]
+    pub epoch: u64,
     /// How often its tree was another since it started.
     pub changes: u64,
     /// The last time that it was.
@@ -97,6 +100,19 @@ pub enum LinkRole {
     Disabled,
 }
 
+impl LinkRole {
+    /// The role as a word, the same as in the topology document.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Root => "root",
+            Self::Designated => "designated",
+            Self::Alternate => "alternate",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
 /// Whether a link carries messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -107,6 +123,18 @@ pub enum LinkState {
     Blocked,
     /// Lost.
     Down,
+}
+
+impl LinkState {
+    /// The state as a word, the same as in the topology document.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Forwarding => "forwarding",
+            Self::Blocked => "blocked",
+            Self::Down => "down",
+        }
+    }
 }
 
 /// Why a record is refused.
@@ -268,6 +296,7 @@ pub(super) mod tests {
             priority: 32_768,
             capacity: 3,
             root: BrokerId(1),
+            epoch: 2,
             changes: 1,
             last_change: LastChange { at: 5, cause: "started".to_owned() },
             links: Vec::new(),

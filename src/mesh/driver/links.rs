@@ -11,6 +11,7 @@ use crate::frame::control::ControlFrame;
 use crate::ids::{BrokerId, PortId, RootClaim};
 use crate::mesh::connect::Proposal;
 use crate::mesh::error::LinkError;
+use crate::mesh::events::MeshEvent;
 use crate::mesh::handshake::{Candidate, refuse};
 use crate::mesh::link::{self, Measured};
 use crate::mesh::rivals::{self, Contender, Verdict};
@@ -71,8 +72,18 @@ impl Driver {
         let (deliver, events) = (Arc::clone(&self.settings.deliver), self.events.clone());
         let (link, measured) = link::start(candidate, id, port, &self.settings.local, deliver, events);
         info!(peer = %peer.name, address = %peer.address, dialled = link.we_dialled, "link up");
-        let entry =
-            Entry { link, measured, told_rtt: measured.rtt, role: Role::Disabled, forwarding: false, up_since: clock::now() };
+        self.settings.local.metrics.links_opened.add(1);
+        self.happened(&MeshEvent::LinkUp { peer: peer.name.clone(), address: peer.address.to_string() });
+        let entry = Entry {
+            link,
+            measured,
+            told_rtt: measured.rtt,
+            role: Role::Disabled,
+            forwarding: false,
+            shown: None,
+            heard: None,
+            up_since: clock::now(),
+        };
         self.links.insert(peer.id, entry);
         self.lost.remove(&peer.id);
         self.settings.local.roster.set_linked(peer.id, true);
@@ -120,6 +131,9 @@ impl Driver {
         } else {
             warn!(peer = %entry.link.peer.name, reason = %error, lived_ms = lived.as_millis(), "link down");
         }
+        self.settings.local.metrics.closed(error);
+        let lived_ms = u64::try_from(lived.as_millis()).unwrap_or(u64::MAX);
+        self.happened(&MeshEvent::LinkDown { peer: entry.link.peer.name.clone(), reason: error.to_string(), lived_ms });
         let mut record = link_record(&entry);
         (record.role, record.state) = (LinkRole::Disabled, LinkState::Down);
         self.lost.insert(port.peer, Lost { record, at: clock::now() });

@@ -5,6 +5,7 @@
 
 mod links;
 mod records;
+mod sight;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -17,18 +18,21 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
 
 use crate::clock;
-use crate::ids::{BrokerId, PortId};
+use crate::ids::{BrokerId, PortId, TreeId};
 use crate::mesh::complaints::Complaints;
 use crate::mesh::connect::Proposal;
 use crate::mesh::error::LinkError;
+use crate::mesh::events::Events;
 use crate::mesh::handshake::Local;
 use crate::mesh::incarnation::IncarnationError;
 use crate::mesh::link::{Event, Link, Measured};
-use crate::mesh::{DeliverFactory, Refusals, Stop};
+use crate::mesh::metrics::MeshMetrics;
+use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::Replication;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use records::{change_now, own_record};
+use sight::{Sight, place_of};
 
 /// A broker tells of its changes once a second on the long run.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,14 +58,35 @@ const RTT_NEWS: f64 = 1.25;
 pub(in crate::mesh) struct Book {
     own: RwLock<BrokerRecord>,
     records: RwLock<Records>,
+    place: RwLock<Place>,
     pub(in crate::mesh) links: ArcSwap<Vec<Arc<Link>>>,
     pub(in crate::mesh) refusals: Refusals,
+    pub(in crate::mesh) events: Events,
+    pub(in crate::mesh) metrics: Arc<MeshMetrics>,
 }
 
 impl Book {
     /// The topology as this broker knows it.
     pub(in crate::mesh) fn topology(&self, mesh: &str) -> Topology {
         Topology::draw(mesh, &self.own.read(), self.records.read().iter())
+    }
+
+    /// This broker as it was last told.
+    pub(in crate::mesh) fn status(&self, mesh: &str) -> Status {
+        let brokers = self.topology(mesh).brokers.len();
+        let (healings, healing_last) = self.metrics.healing();
+        let own = self.own.read();
+        Status {
+            mesh: mesh.to_owned(),
+            place: self.place.read().clone(),
+            links: own.links.clone(),
+            brokers,
+            changes: own.changes,
+            changes_by_cause: self.metrics.tree_changes(),
+            last_change: own.last_change.clone(),
+            healings,
+            healing_last,
+        }
     }
 }
 
@@ -86,6 +111,10 @@ struct Entry {
     told_rtt: Duration,
     role: Role,
     forwarding: bool,
+    /// Role and state as last logged.
+    shown: Option<(Role, bool)>,
+    /// The tree that the peer last spoke of.
+    heard: Option<TreeId>,
     up_since: Instant,
 }
 
@@ -108,8 +137,9 @@ pub(in crate::mesh) struct Driver {
     told_at: Instant,
     /// When it would be told next if it had always kept to [`RECORD_INTERVAL`].
     in_step_at: Instant,
-    /// The tree as it was last logged and counted.
+    /// The last change of the tree or of our parent.
     last_change: LastChange,
+    sight: Sight,
     events: mpsc::Sender<Event>,
     /// Candidates whose rival has been probed come back here.
     probed: mpsc::Sender<Probed>,
@@ -145,8 +175,17 @@ impl Driver {
         let last_change = change_now(stp.changes().1.as_str());
         let own = own_record(&settings, &stp, &last_change, Vec::new(), 1);
         let records = Records::new(own.id, RECORD_LIFE);
-        let book =
-            Book { own: RwLock::new(own), records: RwLock::new(records), links: ArcSwap::default(), refusals: Refusals::default() };
+        let place = place_of(&stp, settings.local.name.clone(), None);
+        let book = Book {
+            own: RwLock::new(own),
+            records: RwLock::new(records),
+            place: RwLock::new(place),
+            links: ArcSwap::default(),
+            refusals: Refusals::default(),
+            events: Events::default(),
+            metrics: Arc::clone(&settings.local.metrics),
+        };
+        let sight = Sight::new(&stp);
         let driver = Self {
             settings,
             stp,
@@ -159,6 +198,7 @@ impl Driver {
             told_at: clock::now(),
             in_step_at: clock::now(),
             last_change,
+            sight,
             events,
             probed,
             fatal: None,

@@ -20,6 +20,7 @@ impl Driver {
         let merged = self.book.records.write().merge(record, wire.clone(), clock::now());
         match merged {
             Merge::New => {
+                self.book.events.ring();
                 let others = self.links.values().filter(|entry| entry.link.id != from);
                 others.for_each(|entry| entry.link.send(&ControlFrame::Record(&wire)));
             }
@@ -50,12 +51,14 @@ impl Driver {
     }
 
     pub(super) fn tell_record(&mut self) {
+        self.show_changes();
         let (now, sequence) = (clock::now(), self.book.own.read().sequence + 1);
         let lost = self.lost.values().map(|lost| lost.record.clone());
         let links: Vec<_> = self.links.values().map(link_record).chain(lost).take(RECORD_LINKS_MAX).collect();
         let record = own_record(&self.settings, &self.stp, &self.last_change, links, sequence);
         self.links.values().for_each(|entry| send_record(&entry.link, &record));
         *self.book.own.write() = record;
+        self.book.events.ring();
         (self.untold_since, self.told_at) = (None, now);
         self.in_step_at = self.in_step_at.max(now) + RECORD_INTERVAL;
     }
@@ -91,6 +94,7 @@ pub(super) fn own_record(
         priority: claim.priority,
         capacity: claim.capacity,
         root: stp.tree().root.id,
+        epoch: stp.tree().epoch,
         changes: stp.changes().0,
         last_change: last_change.clone(),
         links,
@@ -99,22 +103,28 @@ pub(super) fn own_record(
 }
 
 pub(super) fn link_record(entry: &Entry) -> LinkRecord {
+    let (role, state) = link_port(entry);
+    LinkRecord {
+        peer: entry.link.id.peer,
+        name: entry.link.peer.name.clone(),
+        role,
+        state,
+        cost: entry.measured.cost.get(),
+        rtt_us: u64::try_from(entry.told_rtt.as_micros()).unwrap_or(u64::MAX),
+        loss: told_loss(entry.measured.loss),
+        address: Some(entry.link.peer.address),
+    }
+}
+
+/// What a link that is up is to the tree.
+pub(super) fn link_port(entry: &Entry) -> (LinkRole, LinkState) {
     let role = match entry.role {
         Role::Root => LinkRole::Root,
         Role::Designated => LinkRole::Designated,
         Role::Alternate => LinkRole::Alternate,
         Role::Disabled => LinkRole::Disabled,
     };
-    LinkRecord {
-        peer: entry.link.id.peer,
-        name: entry.link.peer.name.clone(),
-        role,
-        state: if entry.forwarding { LinkState::Forwarding } else { LinkState::Blocked },
-        cost: entry.measured.cost.get(),
-        rtt_us: u64::try_from(entry.told_rtt.as_micros()).unwrap_or(u64::MAX),
-        loss: told_loss(entry.measured.loss),
-        address: Some(entry.link.peer.address),
-    }
+    (role, if entry.forwarding { LinkState::Forwarding } else { LinkState::Blocked })
 }
 
 /// In whole percent: no more is known of 32 packets.

@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::Driver;
-use super::records::change_now;
 use crate::clock;
 use crate::frame::control::ControlFrame;
 use crate::ids::{BrokerId, PortId};
@@ -15,18 +14,24 @@ use crate::stp::{Input, Output};
 impl Driver {
     pub(super) fn tree(&mut self, input: Input) {
         let now = clock::now();
+        let way_lost = matches!(input, Input::LinkDown { port } if self.stp.root_port() == Some(port));
+        if let Input::Bpdu { port, bpdu } = input {
+            self.heard(port, bpdu.tree);
+        }
         let mut outputs = std::mem::take(&mut self.outputs);
         self.stp.handle(input, now, &mut outputs);
         for output in outputs.drain(..) {
             self.output(output, now);
         }
         self.outputs = outputs;
+        self.look(way_lost, now);
     }
 
     pub(super) fn output(&mut self, output: Output, now: Instant) {
         match output {
             Output::SendBpdu { port, bpdu } => {
                 debug!(?port, ?bpdu, "send");
+                self.settings.local.metrics.bpdus_sent.add(1);
                 self.on_link(port, |link| link.send(&ControlFrame::Bpdu(bpdu)));
             }
             Output::OpenLanes { port, open } => self.on_link(port, |link| link.port.open(&open, now)),
@@ -35,14 +40,12 @@ impl Driver {
             Output::Refuse { port, error } => self.on_link(port, |link| link.fail(error.into())),
             Output::TreeChanged { tree, is_root, cause } => {
                 let root = self.name_of(tree.root.id);
-                info!(epoch = tree.epoch, %root, is_root, cause = cause.as_str(), "tree changed");
-                self.last_change = change_now(cause.as_str());
-                self.changed();
+                debug!(epoch = tree.epoch, %root, is_root, cause = cause.as_str(), "tree");
             }
             Output::PortState { port, role, forwarding } => {
                 if let Some(entry) = self.entry(port) {
                     (entry.role, entry.forwarding) = (role, forwarding);
-                    info!(peer = %entry.link.peer.name, ?role, forwarding, "tree port");
+                    debug!(peer = %entry.link.peer.name, ?role, forwarding, "port");
                     self.changed();
                 }
             }
