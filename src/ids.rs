@@ -120,7 +120,7 @@ pub struct OpenNumber {
 }
 
 /// What an OPEN marker says to the tree: the agreement between child and parent (`stp`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpenMark {
     /// The tree in which the child asked.
     pub tree: TreeId,
@@ -141,7 +141,7 @@ pub struct TreeId {
 /// What makes one broker a better root than another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RootClaim {
-    /// Configured; lower is better, as in 802.1D-2004 17.18.3.
+    /// Configured; lower is better, as in 802.1D-2004 17.13.7 (Bridge Identifier Priority).
     pub priority: u16,
     /// What the broker can carry, as a power of two; higher is better.
     pub capacity: u8,

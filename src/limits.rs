@@ -69,6 +69,8 @@ pub const RING_BYTES_DEFAULT: usize = 256 * 1024 * 1024;
 pub const CONTROL_FRAME_BYTES_MAX: usize = 256 * 1024;
 /// Covers that one OPEN may carry; more follow in further frames.
 pub const OPEN_COVERS_BYTES_MAX: usize = 64 * 1024;
+/// BPDUs that may go out of a port at once, and again in each second (802.1D-2004 17.13.12, Transmit Hold Count).
+pub const TX_HOLD_COUNT: u32 = 64;
 /// The longest way through the mesh.
 pub const HOP_MAX: u8 = 255;
 /// Bytes on their way over one link's lanes, at least and at most (`mesh::credit`).

@@ -147,7 +147,7 @@ pub struct Mesh {
     pub keyfile: Option<PathBuf>,
     /// Which messages cross the mesh.
     pub replication: ReplicationMode,
-    /// Lower is likelier to become the root (802.1D-2004 17.18.3).
+    /// Lower is likelier to become the root (802.1D-2004 17.13.7).
     pub priority: u16,
     /// What this broker can carry, as a power of two; more is likelier to become the root among equal priorities. `None`: measured from
     /// the machine.

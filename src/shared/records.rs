@@ -35,7 +35,7 @@ pub struct BrokerRecord {
     pub addresses: Vec<String>,
     /// Version of the program.
     pub version: String,
-    /// Claim to the root, lower is better (802.1D-2004 17.18.3).
+    /// Claim to the root, lower is better (802.1D-2004 17.13.7).
     pub priority: u16,
     /// Claim to the root among equal priorities, as a power of two.
     pub capacity: u8,

@@ -17,7 +17,7 @@ use std::time::Instant;
 use crate::ids::{BrokerId, OpenMark, OpenNumber, TreeId};
 
 /// What our lane writers do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Lanes {
     /// They write nothing.
     #[default]
@@ -29,7 +29,7 @@ enum Lanes {
 }
 
 /// One port's lanes, and what both ends said of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Agreement {
     lanes: Lanes,
     /// The peer's last question as a child, unless it is void.

@@ -7,7 +7,7 @@ use crate::ids::TreeId;
 /// Deviation: roles, flags and timers of 802.1D are absent. The receiver derives the role of a port from the two ends' vectors, the
 /// OPEN marker in the lanes is the agreement, and a link that dies is noticed by its own detection, not by the age of a BPDU. The
 /// sender is the authenticated peer of the link and therefore not repeated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bpdu {
     /// Counts the BPDUs of one link generation in one direction, from 1. A receiver ignores what is not above the last.
     pub number: u64,

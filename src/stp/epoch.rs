@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 /// This broker's part in asking for, or opening, the next epoch.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct EpochRequests {
     interval: Duration,
     /// The last act forbids another before this.
@@ -61,7 +61,7 @@ impl EpochRequests {
 ///
 /// The word usually comes down its own way soon: from the same root, or because the root was told and opens the epoch after. The limit
 /// is for a parent whose link lives while it is dead itself.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct Patience {
     limit: Duration,
     since: Option<Instant>,

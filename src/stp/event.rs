@@ -6,10 +6,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::bpdu::Bpdu;
-use crate::ids::{OpenMark, OpenNumber, PortId, RootClaim, TreeId};
+use crate::ids::{BrokerId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
 
 /// What the machine needs to know of its own broker.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StpConfig {
     /// What this broker claims as a root; its `id` and `incarnation` are the broker's.
     pub claim: RootClaim,
@@ -132,7 +132,7 @@ pub enum Output {
     },
     /// The peer said what no honest peer says: close the link with this reason.
     Refuse {
-        /// The port; the machine goes on as if nothing had been said, until it is told that the link is down.
+        /// The port; the machine goes on as if nothing had been said, and hears the peer no more until it is told that the link is down.
         port: PortId,
         /// What the peer said.
         error: PeerError,
@@ -155,7 +155,7 @@ pub enum Role {
 }
 
 /// Why a broker's place in the tree changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChangeCause {
     /// The broker started: it is the root of a tree of its own.
     Started,
@@ -198,8 +198,18 @@ pub enum PeerError {
         /// What the peer said.
         epoch: u64,
     },
-    /// An agreement binds the two ends of its link and nobody else.
-    #[error("agreement {number:?} is neither ours nor the peer's")]
+    /// Only a root is its own root, and only it is at no distance and no hops from it; elsewhere each link adds to both.
+    #[error("broker {root} as the root at distance {distance:?} and {hops} hops cannot be")]
+    Contradiction {
+        /// The root that the peer named.
+        root: BrokerId,
+        /// The peer's distance to it.
+        distance: Option<u32>,
+        /// The links in between.
+        hops: u8,
+    },
+    /// An agreement binds the two ends of its link and nobody else, and only a question that was asked can be answered or ended.
+    #[error("agreement {number:?} is neither the peer's nor one that we asked for")]
     ForeignAgreement {
         /// What the peer said.
         number: OpenNumber,

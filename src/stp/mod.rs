@@ -37,7 +37,7 @@
 //! - An epoch goes before the root's identifier (9.2.5): a broker with no feasible parent opens the next one with itself as root, and
 //!   a better broker that hears it the one after. 802.1D lets the information of a dead root age instead (17.19.22, portTimes).
 //! - Every port transmits, not only the Designated one, and only when there is something new: the control stream is reliable and
-//!   the link has a detection of its own, so that there is no hello, no message age and no TxHoldCount (17.13.12).
+//!   the link has a detection of its own, so that there is no hello and no message age.
 //! - The OPEN marker in the lanes replaces the proposal and agreement flags (17.29.2, 17.29.3), and no sync wave runs through the tree
 //!   before a port forwards: acyclic parents and the replication's covers make it needless.
 //! - No topology change notices (17.31): nothing is learnt from traffic.
@@ -66,7 +66,7 @@ use port::Port;
 use selection::{Decision, Place, Way};
 
 /// One broker's end of the spanning tree.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Stp {
     config: StpConfig,
     place: Place,
@@ -129,7 +129,7 @@ impl Stp {
         }
         self.select(now, out);
         let ask_parent = self.request_epoch(now, out);
-        self.transmit(ask_parent, out);
+        self.transmit(ask_parent, now, out);
         self.close_lanes(out);
         self.answer_open(out);
         self.open_lanes(now, out);
@@ -141,7 +141,8 @@ impl Stp {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let patience = self.patience.due().filter(|_| self.is_waiting);
         let repeat = self.root_port().and_then(|root| self.ports.get(&root)).and_then(|port| port.agreement.repeat_at());
-        [self.requests.due(), patience, repeat].into_iter().flatten().min()
+        let held = self.ports.values().filter_map(Port::transmit_due).min();
+        [self.requests.due(), patience, repeat, held].into_iter().flatten().min()
     }
 
     /// The tree this broker belongs to.
@@ -212,15 +213,17 @@ impl Stp {
 
     /// rcvInfo (802.1D-2004 17.21.8).
     fn bpdu(&mut self, id: PortId, bpdu: &Bpdu, now: Instant, out: &mut Vec<Output>) {
-        let Some(port) = self.ports.get_mut(&id) else { return };
-        let epoch = bpdu.epoch_held.unwrap_or(0).max(bpdu.tree.epoch);
-        if epoch > self.epoch_reach {
-            self.epoch_reach = (self.epoch_reach + limits::EPOCH_STEP_MAX).min(limits::EPOCH_MAX);
-            let error = PeerError::EpochOutOfRange { epoch };
-            out.push(Output::Refuse { port: id, error });
+        if let Some(error) = contradiction(id.peer, bpdu) {
+            self.refuse(id, error, out);
             return;
         }
-        if !port.receive(bpdu) {
+        let epoch = bpdu.epoch_held.unwrap_or(0).max(bpdu.tree.epoch);
+        if self.heard_port(id).is_some() && epoch > self.epoch_reach {
+            self.epoch_reach = (self.epoch_reach + limits::EPOCH_STEP_MAX).min(limits::EPOCH_MAX);
+            self.refuse(id, PeerError::EpochOutOfRange { epoch }, out);
+            return;
+        }
+        if !self.heard_port(id).is_some_and(|port| port.receive(bpdu)) {
             return;
         }
         self.epoch_max = self.epoch_max.max(epoch);
@@ -231,25 +234,42 @@ impl Stp {
     }
 
     fn open_received(&mut self, id: PortId, open: OpenMark, out: &mut Vec<Output>) {
-        let own = self.id();
-        let Some(port) = self.ports.get_mut(&id) else { return };
-        let child = open.number.child;
-        if child == own {
+        let is_ours = self.has_asked(open.number);
+        let Some(port) = self.heard_port(id) else { return };
+        if is_ours {
             port.agreement.receive_answer(open.number);
-        } else if child == id.peer {
+        } else if open.number.child == id.peer {
             port.agreement.receive_question(open);
         } else {
-            out.push(Output::Refuse { port: id, error: PeerError::ForeignAgreement { number: open.number } });
+            self.refuse(id, PeerError::ForeignAgreement { number: open.number }, out);
         }
     }
 
     fn close_received(&mut self, id: PortId, number: OpenNumber, out: &mut Vec<Output>) {
-        let own = self.id();
-        let Some(port) = self.ports.get_mut(&id) else { return };
-        if number.child == own || number.child == id.peer {
+        let is_ours = self.has_asked(number);
+        let Some(port) = self.heard_port(id) else { return };
+        if is_ours || number.child == id.peer {
             port.agreement.void(number);
         } else {
-            out.push(Output::Refuse { port: id, error: PeerError::ForeignAgreement { number } });
+            self.refuse(id, PeerError::ForeignAgreement { number }, out);
+        }
+    }
+
+    /// Whether this broker has asked for the agreement.
+    fn has_asked(&self, number: OpenNumber) -> bool {
+        let claim = self.config.claim;
+        number.child == claim.id && number.incarnation == claim.incarnation && (1..=self.open_count).contains(&number.count)
+    }
+
+    /// The port, if its peer is still listened to.
+    fn heard_port(&mut self, id: PortId) -> Option<&mut Port> {
+        self.ports.get_mut(&id).filter(|port| !port.is_refused)
+    }
+
+    fn refuse(&mut self, id: PortId, error: PeerError, out: &mut Vec<Output>) {
+        if let Some(port) = self.heard_port(id) {
+            port.is_refused = true;
+            out.push(Output::Refuse { port: id, error });
         }
     }
 
@@ -331,13 +351,13 @@ impl Stp {
     }
 
     /// Port Transmit (802.1D-2004 17.26).
-    fn transmit(&mut self, ask_parent: bool, out: &mut Vec<Output>) {
+    fn transmit(&mut self, ask_parent: bool, now: Instant, out: &mut Vec<Output>) {
         let root_port = self.place.root_port();
         let epoch_held = self.epoch_held();
         for (&id, port) in &mut self.ports {
             let request_epoch = ask_parent && root_port == Some(id);
             let epoch_held = epoch_held.filter(|_| root_port == Some(id));
-            if let Some(bpdu) = port.transmit(&self.place, epoch_held, request_epoch) {
+            if let Some(bpdu) = port.transmit(&self.place, epoch_held, request_epoch, now) {
                 out.push(Output::SendBpdu { port: id, bpdu });
             }
         }
@@ -408,4 +428,16 @@ impl Stp {
             }
         }
     }
+}
+
+/// What is wrong with the BPDU in itself, whoever's tree it speaks of.
+fn contradiction(peer: BrokerId, bpdu: &Bpdu) -> Option<PeerError> {
+    let Bpdu { distance, hops, .. } = *bpdu;
+    let root = bpdu.tree.root.id;
+    let is_sound = match distance {
+        None => root != peer,
+        Some(0) => root == peer && hops == 0,
+        Some(distance) => root != peer && hops > 0 && distance >= u32::from(hops),
+    };
+    (!is_sound).then_some(PeerError::Contradiction { root, distance, hops })
 }

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 
 use super::event::{ChangeCause, StpConfig};
-use crate::ids::{BrokerId, PortId, TreeId};
+use crate::ids::{BrokerId, PortId, RootClaim, TreeId};
 
 /// A way to the root of a tree, as a neighbour offers it (802.1D-2004 17.5, port priority vector).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) struct Offer {
 }
 
 /// How this broker reaches the root of its tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Way {
     /// It is the root.
     Root,
@@ -35,7 +35,7 @@ pub(super) enum Way {
 }
 
 /// Where a broker is in its tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     pub(super) tree: TreeId,
     pub(super) way: Way,
@@ -53,6 +53,11 @@ pub(super) enum Decision {
     Claim(ChangeCause),
     /// Be without a way.
     Detach,
+}
+
+/// Whether a root is no better than this broker's own claim. A former life of this broker is none to follow, whatever it claimed.
+fn is_worse(root: &RootClaim, own: &RootClaim) -> bool {
+    root <= own || root.id == own.id
 }
 
 impl Place {
@@ -101,7 +106,9 @@ impl Place {
             }
         }
         match best {
-            Some(offer) if offer.tree > self.tree && offer.tree.root <= config.claim => Decision::Claim(ChangeCause::WorseRoot),
+            Some(offer) if offer.tree > self.tree && is_worse(&offer.tree.root, &config.claim) => {
+                Decision::Claim(ChangeCause::WorseRoot)
+            }
             Some(offer) if offer.tree > self.tree => Decision::Follow(offer, ChangeCause::BetterTree),
             Some(offer) if keeps_parent => Decision::Follow(offer, ChangeCause::CheaperWay),
             Some(offer) if self.way == Way::None => Decision::Follow(offer, ChangeCause::InReach),

@@ -59,6 +59,12 @@ impl Bench {
         assert!(self.stp.poll_timeout().is_none_or(|at| at > self.now));
     }
 
+    /// The same port once more: only the machine is asked here, and it does not compare generations.
+    fn link_again(&mut self, peer: u64) {
+        self.input(Input::LinkDown { port: port(peer) });
+        self.link_up(port(peer));
+    }
+
     fn hear(&mut self, peer: u64, tree: TreeId, distance: u32) {
         let hops = u8::try_from(distance).unwrap();
         self.hear_bpdu(peer, Bpdu { number: 0, tree, distance: Some(distance), hops, epoch_held: None, request_epoch: false });
@@ -327,7 +333,7 @@ fn among_equal_ways_the_present_parent_stays_and_a_cheaper_one_wins() {
 #[test]
 fn a_longer_way_of_the_same_cost_is_told() {
     let mut bench = Bench::new([1, 9]);
-    let bpdu = |hops| Bpdu { number: 0, tree: tree(1, 1), distance: Some(5), hops, epoch_held: None, request_epoch: false };
+    let bpdu = |hops| Bpdu { number: 0, tree: tree(1, 0), distance: Some(5), hops, epoch_held: None, request_epoch: false };
     bench.hear_bpdu(1, bpdu(2));
     assert_eq!(bench.sent(9).map(|bpdu| (bpdu.distance, bpdu.hops)), Some((Some(6), 3)));
     bench.hear_bpdu(1, bpdu(2));
@@ -341,7 +347,7 @@ fn an_older_bpdu_is_ignored() {
     let mut bench = Bench::new([1]);
     let bpdu = |number, distance| Input::Bpdu {
         port: port(1),
-        bpdu: Bpdu { number, tree: tree(1, 1), distance: Some(distance), hops: 0, epoch_held: None, request_epoch: false },
+        bpdu: Bpdu { number, tree: tree(1, 0), distance: Some(distance), hops: 1, epoch_held: None, request_epoch: false },
     };
     bench.input(bpdu(2, 3));
     bench.input(bpdu(1, 1));
@@ -354,7 +360,7 @@ fn a_cost_that_cannot_be_counted_is_no_offer() {
     let mut bench = Bench::new([1]);
     bench.hear_bpdu(
         1,
-        Bpdu { number: 0, tree: tree(1, 1), distance: Some(u32::MAX), hops: 1, epoch_held: None, request_epoch: false },
+        Bpdu { number: 0, tree: tree(1, 0), distance: Some(u32::MAX), hops: 1, epoch_held: None, request_epoch: false },
     );
     assert!(bench.stp.is_root());
 }
@@ -478,20 +484,65 @@ fn whoever_is_too_far_away_stays_outside_and_opens_no_epoch() {
 
 #[test]
 fn what_no_honest_peer_says_is_refused_and_changes_nothing() {
-    let mut bench = Bench::new([1]);
+    let refused = |input: Input, error: PeerError| {
+        let mut bench = Bench::new([1]);
+        bench.input(input);
+        assert_eq!(bench.out, [Output::Refuse { port: port(1), error }]);
+        bench.input(input);
+        assert!(bench.out.is_empty(), "once is enough");
+    };
+    let honest = Bpdu { number: 1, tree: tree(1, 1), distance: Some(0), hops: 0, epoch_held: None, request_epoch: false };
     let epoch = limits::EPOCH_MAX + 1;
-    let refusal = [Output::Refuse { port: port(1), error: PeerError::EpochOutOfRange { epoch } }];
-    bench.hear(1, tree(epoch, 1), 0);
-    assert_eq!(bench.out, refusal);
-    let bpdu = Bpdu { number: 0, tree: tree(1, 1), distance: Some(0), hops: 0, epoch_held: Some(epoch), request_epoch: false };
-    bench.hear_bpdu(1, bpdu);
-    assert_eq!(bench.out, refusal);
-    let number = number(3, 1);
-    let refusal = [Output::Refuse { port: port(1), error: PeerError::ForeignAgreement { number } }];
-    bench.input(Input::OpenReceived { port: port(1), open: OpenMark { tree: tree(1, 5), number } });
-    assert_eq!(bench.out, refusal);
-    bench.input(Input::CloseReceived { port: port(1), number });
-    assert_eq!(bench.out, refusal);
+    for bpdu in [Bpdu { tree: tree(epoch, 1), ..honest }, Bpdu { epoch_held: Some(epoch), ..honest }] {
+        refused(Input::Bpdu { port: port(1), bpdu }, PeerError::EpochOutOfRange { epoch });
+    }
+    // Root 1 is the peer, root 2 is not.
+    let claims = [(1, None, 0), (1, Some(3), 1), (1, Some(0), 1), (2, Some(0), 0), (2, Some(1), 0), (2, Some(4), 5)];
+    for (root, distance, hops) in claims {
+        let bpdu = Bpdu { tree: tree(1, root), distance, hops, ..honest };
+        let error = PeerError::Contradiction { root: BrokerId(root), distance, hops };
+        refused(Input::Bpdu { port: port(1), bpdu }, error);
+    }
+    // A stranger's agreement, and ones of ours that we never asked for.
+    for number in [number(3, 1), number(5, 0), number(5, 1), OpenNumber { incarnation: Incarnation(9), ..number(5, 1) }] {
+        let error = PeerError::ForeignAgreement { number };
+        refused(Input::OpenReceived { port: port(1), open: OpenMark { tree: tree(1, 5), number } }, error);
+        refused(Input::CloseReceived { port: port(1), number }, error);
+    }
+}
+
+#[test]
+fn a_former_life_of_this_broker_is_no_root_to_follow() {
+    let mut bench = Bench::new([6]);
+    let former = RootClaim { priority: 0, incarnation: Incarnation(7), ..claim(5) };
+    bench.hear(6, TreeId { epoch: 3, root: former }, 1);
+    assert_eq!((bench.stp.tree(), bench.stp.changes().1), (tree(4, 5), ChangeCause::WorseRoot));
+}
+
+#[test]
+fn a_peer_that_changes_its_word_without_end_makes_us_tell_others_only_so_fast() {
+    let mut bench = Bench::new([1, 9]);
+    let begun_at = bench.now;
+    let (mut told, mut last) = (0, None);
+    for count in 0..10_000_u32 {
+        bench.now = begun_at + Duration::from_millis(1) * count;
+        let distance = Some(1 + count);
+        bench.hear_bpdu(1, Bpdu { number: 0, tree: tree(1, 0), distance, hops: 1, epoch_held: None, request_epoch: false });
+        if let Some(bpdu) = bench.sent(9) {
+            (told, last) = (told + 1, Some(bpdu));
+        }
+    }
+    assert!((10 * limits::TX_HOLD_COUNT..=11 * limits::TX_HOLD_COUNT).contains(&told), "{told}");
+    let held = bench.stp.distance();
+    assert_ne!(last.and_then(|bpdu| bpdu.distance), held);
+    let (now, other) = (bench.now, Input::LinkUp { port: port(7), cost: NonZeroU32::MIN, rtt: Duration::ZERO });
+    bench.input(other);
+    assert_eq!(bench.sent(7).map(|bpdu| bpdu.distance), Some(held), "no other port is held up");
+    while bench.sent(9).is_none() {
+        bench.wait_until_timeout();
+    }
+    assert_eq!(bench.sent(9).map(|bpdu| bpdu.distance), Some(held));
+    assert!(bench.now <= now + Duration::from_secs(1) / limits::TX_HOLD_COUNT);
 }
 
 #[test]
@@ -502,10 +553,14 @@ fn one_word_does_not_use_the_epochs_up() {
     assert!(refused(&bench) && bench.stp.tree() == tree(1, 5), "{:?}", bench.out);
     // Whoever was away for more than a step comes to it, step by step, and nobody else hears of it before.
     let far = 3 * limits::EPOCH_STEP_MAX;
-    bench.hear(2, tree(far, 1), 0);
+    bench.hear(2, tree(far, 2), 0);
     assert!(refused(&bench), "{:?}", bench.out);
-    bench.hear(2, tree(far, 1), 0);
-    assert_eq!((bench.stp.tree(), bench.stp.root_port()), (tree(far, 1), Some(port(2))));
+    bench.hear(2, tree(far, 2), 0);
+    assert!(bench.out.is_empty(), "a peer that was refused is heard no more");
+    bench.link_again(2);
+    bench.hear(2, tree(far, 2), 0);
+    assert_eq!((bench.stp.tree(), bench.stp.root_port()), (tree(far, 2), Some(port(2))));
+    bench.link_again(1);
     bench.hear(1, tree(far + limits::EPOCH_STEP_MAX + 1, 1), 0);
     assert!(refused(&bench), "{:?}", bench.out);
 }
@@ -528,9 +583,13 @@ fn any_input() -> impl Strategy<Value = Input> {
             rtt: Duration::from_millis(rtt)
         }),
         8 => (any_port(), 0..50_u64, any_tree(), prop::option::of(0..9_u32), 0..20_u8, prop::option::of(0..9_u64), any::<bool>())
-            .prop_map(|(port, number, tree, distance, hops, epoch_held, request_epoch)| Input::Bpdu {
-                port,
-                bpdu: Bpdu { number, tree, distance, hops, epoch_held, request_epoch }
+            .prop_map(|(port, number, mut tree, distance, hops, epoch_held, request_epoch)| {
+                // Mostly what an honest peer could say, so that it is not refused at once.
+                if distance == Some(0) && hops < 19 {
+                    tree.root = claim(port.peer.0);
+                }
+                let hops = distance.map_or(0, |distance| hops.min(u8::try_from(distance).unwrap()));
+                Input::Bpdu { port, bpdu: Bpdu { number, tree, distance, hops, epoch_held, request_epoch } }
             }),
         4 => (any_port(), any_tree(), any_number())
             .prop_map(|(port, tree, number)| Input::OpenReceived { port, open: OpenMark { tree, number } }),
