@@ -5,11 +5,11 @@ use std::collections::BinaryHeap;
 
 use mqtt_st_quic::stp::{Role, Stp};
 
-use super::world::World;
+use super::World;
 
 /// At every instant: no broker hangs below itself, and whoever holds an agreement as a child holds it with its parent. A cycle can only
 /// appear through the broker that changed last.
-pub(super) fn no_cycle(world: &World, changed: usize) {
+pub fn no_cycle(world: &World, changed: usize) {
     let broker = &world.brokers[changed];
     for (&port, view) in &broker.ports {
         let as_child = view.open.is_some_and(|number| number.child == broker.claim.id);
@@ -17,7 +17,10 @@ pub(super) fn no_cycle(world: &World, changed: usize) {
     }
     let mut at = changed;
     for _ in 0..world.brokers.len() {
-        let Some(parent) = parent(world, at) else { return };
+        let Some(parent) = world.parent(at) else { return };
+        if world.brokers[parent].lie.is_some() {
+            return;
+        }
         at = parent;
         assert_ne!(at, changed, "broker {changed} hangs below itself");
     }
@@ -25,7 +28,7 @@ pub(super) fn no_cycle(world: &World, changed: usize) {
 
 /// At rest, of every part of the mesh whose brokers can reach each other: one tree, its best broker the root, everybody at the least
 /// cost, and data flowing along exactly that tree.
-pub(super) fn at_rest(world: &World) {
+pub fn at_rest(world: &World) {
     for members in components(world) {
         let root = members.iter().copied().max_by_key(|&broker| world.brokers[broker].claim).expect("a component has members");
         let least = least_costs(world, root);
@@ -62,7 +65,7 @@ fn ports_at_rest(world: &World, broker: usize) {
 }
 
 /// The live brokers, by who reaches whom over links that are up.
-pub(super) fn components(world: &World) -> Vec<Vec<usize>> {
+pub fn components(world: &World) -> Vec<Vec<usize>> {
     let mut seen: Vec<bool> = world.brokers.iter().map(|broker| broker.stp.is_none()).collect();
     let mut components = Vec::new();
     for first in 0..seen.len() {
@@ -100,14 +103,10 @@ fn least_costs(world: &World, root: usize) -> Vec<Option<u32>> {
 
 /// Over each link of the broker that is up: the other end, and what the other end counts for it.
 fn neighbours(world: &World, broker: usize) -> impl Iterator<Item = (usize, u32)> {
-    world.links.iter().filter(|link| link.generation.is_some()).filter_map(move |link| {
-        let far = if link.ends[0] == broker { 1 } else { 0 };
-        (link.ends[1 - far] == broker).then_some((link.ends[far], link.costs[far]))
+    world.links_of[broker].iter().map(|&link| &world.links[link]).filter(|link| link.generation.is_some()).map(move |link| {
+        let far = usize::from(link.ends[0] == broker);
+        (link.ends[far], link.costs[far])
     })
-}
-
-fn parent(world: &World, broker: usize) -> Option<usize> {
-    world.peer(broker, world.brokers[broker].stp.as_ref()?.root_port()?)
 }
 
 fn stp(world: &World, broker: usize) -> &Stp {
