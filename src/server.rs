@@ -45,11 +45,6 @@ pub enum StartError {
     /// The certificates of `[mesh]`.
     #[error(transparent)]
     Credentials(#[from] TlsError),
-    /// The mesh without the certificates that admit to it.
-    #[error(
-        "[mesh] needs mesh.cafile, mesh.certfile and mesh.keyfile: make them with `mqtt-st-quic certs ca` and `mqtt-st-quic certs broker`"
-    )]
-    NoCredentials,
     /// The HTTP interface.
     #[error(transparent)]
     Admin(#[from] AdminError),
@@ -258,11 +253,7 @@ fn start_mesh(
     credentials: Option<Credentials>,
     router: &Arc<Router>,
 ) -> Result<MeshHandle, StartError> {
-    let credentials = match (credentials, &mesh.cafile, &mesh.certfile, &mesh.keyfile) {
-        (Some(credentials), ..) => credentials,
-        (None, Some(cafile), Some(certfile), Some(keyfile)) => Credentials::load(cafile, certfile, keyfile)?,
-        _ => return Err(StartError::NoCredentials),
-    };
+    let credentials = credentials.map_or_else(|| Credentials::load(mesh), Ok)?;
     let replication = Replication::new(
         ReplicationConfig {
             origin: BrokerId::derive(&mesh.name, &config.name),

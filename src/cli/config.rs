@@ -11,7 +11,6 @@ use crate::admin;
 use crate::clock;
 use crate::config::Config;
 use crate::mesh::{MeshConfig, tls::Credentials};
-use crate::server::StartError;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -43,24 +42,25 @@ fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             listener.bind
         ))?;
     }
-    if let Some(objection) = check_certificates(&config)? {
-        print(&format!("warning: mesh.certfile: {objection}; no peer will link with this broker"))?;
+    for warning in check_certificates(&config)? {
+        print(&format!("warning: {warning}"))?;
     }
     let name = arguments.file.as_ref().map_or_else(|| "the environment".to_owned(), |file| file.display().to_string());
     print(&format!("{name}: good"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether `[mesh]`, if there is one, can start with the files that it names; and what peers would object to in them now.
-fn check_certificates(config: &Config) -> anyhow::Result<Option<String>> {
-    let Some(mesh) = &config.mesh else { return Ok(None) };
-    let (Some(cafile), Some(certfile), Some(keyfile)) = (&mesh.cafile, &mesh.certfile, &mesh.keyfile) else {
-        anyhow::bail!(StartError::NoCredentials);
-    };
-    let credentials = Credentials::load(cafile, certfile, keyfile)?;
-    let objection = credentials.objection(clock::unix_time());
+/// Whether `[mesh]`, if there is one, can start with the files that it names; and what is wrong with them all the same.
+fn check_certificates(config: &Config) -> anyhow::Result<Vec<String>> {
+    let Some(mesh) = &config.mesh else { return Ok(Vec::new()) };
+    let credentials = Credentials::load(mesh)?;
+    let now = clock::unix_time();
+    let objection = credentials.objection(now);
+    let objection = objection.map(|objection| format!("mesh.certfile: {objection}; no peer will link with this broker"));
+    let lists = credentials.list_warnings(now).into_iter().map(|warning| format!("mesh.crlfile: {warning}"));
+    let warnings = objection.into_iter().chain(lists).collect();
     MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials }.identity()?;
-    Ok(objection)
+    Ok(warnings)
 }
 
 fn show(arguments: &Arguments) -> anyhow::Result<ExitCode> {

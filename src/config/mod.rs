@@ -145,6 +145,9 @@ pub struct Mesh {
     /// PEM file of this broker's private key. See [`Mesh::cafile`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keyfile: Option<PathBuf>,
+    /// PEM file of revocation lists, one an authority: peers whose certificates are on them stay out. `None`: nothing is revoked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crlfile: Option<PathBuf>,
     /// Which messages cross the mesh.
     pub replication: ReplicationMode,
     /// Lower is likelier to become the root (802.1D-2004 17.13.7).
@@ -181,6 +184,7 @@ impl Default for Mesh {
             cafile: None,
             certfile: None,
             keyfile: None,
+            crlfile: None,
             replication: ReplicationMode::Full,
             priority: 32_768,
             capacity: None,
@@ -372,7 +376,13 @@ mod tests {
     fn the_sample_has_every_key() {
         let everything = load(&uncommented(true));
         let mesh = everything.mesh.expect("a mesh");
-        assert!(mesh.capacity.is_some() && mesh.cafile.is_some() && mesh.certfile.is_some() && mesh.keyfile.is_some());
+        assert!(
+            mesh.capacity.is_some()
+                && mesh.cafile.is_some()
+                && mesh.certfile.is_some()
+                && mesh.keyfile.is_some()
+                && mesh.crlfile.is_some()
+        );
         assert!(!mesh.name.is_empty() && !mesh.peers.is_empty() && !mesh.advertise.is_empty());
         let listener = everything.listeners.first().expect("a listener");
         assert!(listener.max_connections.is_some() && listener.max_packet_size.is_some());

@@ -17,6 +17,7 @@ use super::identity::Identity;
 use super::incarnation::Life;
 use super::metrics::MeshMetrics;
 use super::roster::Roster;
+use super::tls::SharedCredentials;
 use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN};
 use crate::ids::{BrokerId, Incarnation};
 
@@ -37,6 +38,8 @@ pub(super) struct Local {
     pub(super) life: Mutex<Life>,
     pub(super) roster: Roster,
     pub(super) metrics: Arc<MeshMetrics>,
+    /// What we show and whom we trust at present.
+    pub(super) credentials: SharedCredentials,
 }
 
 /// The broker at the other end.

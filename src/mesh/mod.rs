@@ -3,7 +3,7 @@
 //!
 //! | file | duty |
 //! |---|---|
-//! | `identity`, `pki`, `tls` | certificates: who is who, making them, trusting them |
+//! | `identity`, `pki`, `crl`, `tls` | certificates: who is who, making them, taking them back, trusting them |
 //! | `endpoint` | the UDP socket and QUIC's settings |
 //! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
@@ -25,9 +25,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use quinn::Endpoint;
 use tokio::sync::{mpsc, watch};
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::config;
 use crate::ids::{BrokerId, RootClaim};
@@ -42,6 +43,7 @@ mod connect;
 mod control;
 mod counters;
 mod credit;
+pub mod crl;
 mod driver;
 mod endpoint;
 mod error;
@@ -199,9 +201,7 @@ pub struct MeshHandle {
 /// What is wrong with the configuration, the certificates, the address or the data directory.
 pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: DeliverFactory) -> Result<MeshHandle, MeshError> {
     let identity = config.identity()?;
-    if let Some(objection) = config.credentials.objection(clock::unix_time()) {
-        error!(%objection, "peers will refuse this broker's certificate");
-    }
+    complain_of(&config.credentials);
     let listen = config.mesh.listen;
     let bind_error = |source| MeshError::Bind { address: listen, source };
     let socket = endpoint::bind(listen).map_err(bind_error)?;
@@ -222,6 +222,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         life: parking_lot::Mutex::new(life),
         roster: Roster::new(),
         metrics: Arc::default(),
+        credentials: Arc::new(ArcSwap::from_pointee(config.credentials.clone())),
     });
     let settings = Settings {
         local: Arc::clone(&local),
@@ -259,6 +260,17 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
     task::thread("mesh", body).map_err(MeshError::Thread)?;
     is_ready.recv().unwrap_or_else(|_| Err(MeshError::Thread(std::io::Error::other("it ended at once"))))?;
     Ok(MeshHandle { mesh, address, book, stop, ended })
+}
+
+/// Says what is wrong with credentials that are used all the same.
+fn complain_of(credentials: &Credentials) {
+    let now = clock::unix_time();
+    if let Some(objection) = credentials.objection(now) {
+        error!(%objection, "peers will refuse this broker's certificate");
+    }
+    for warning in credentials.list_warnings(now) {
+        warn!("mesh.crlfile: {warning}");
+    }
 }
 
 async fn run(

@@ -333,6 +333,7 @@ async fn what_does_not_fit_together_is_named_at_start() {
 
 fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credentials) {
     let pair = authority.issue_broker(mesh, name, &[], Validity::days(1)).unwrap();
+    let credentials = Credentials::of_authority(authority, &pair).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let local = Local {
         identity: Identity::derive(mesh, name).unwrap(),
@@ -343,8 +344,9 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
         life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
         roster: Roster::new(),
         metrics: Arc::default(),
+        credentials: Arc::new(arc_swap::ArcSwap::from_pointee(credentials.clone())),
     };
-    (Arc::new(local), Credentials::of_authority(authority, &pair).unwrap())
+    (Arc::new(local), credentials)
 }
 
 fn open_endpoint(credentials: &Credentials) -> quinn::Endpoint {

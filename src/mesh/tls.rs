@@ -1,13 +1,18 @@
 //! TLS 1.3 in both directions: what this broker shows, whom it trusts. Admission is by certificate: signed by an authority of `cafile`, within
-//! its dates, naming a broker of this mesh ([`Identity::of_certificate`], checked by the handshake after TLS). Version, cipher suites and
-//! curves are rustls's defaults; the provider is named, never the process-wide one, so that no dependency can change it.
+//! its dates, not on a list of `crlfile`, naming a broker of this mesh ([`Identity::of_certificate`], checked by the handshake after TLS).
+//! Version, cipher suites and curves are rustls's defaults; the provider is named, never the process-wide one, so that no dependency can
+//! change it.
+//!
+//! [`Credentials`] are a value: a reload makes new ones and swaps them ([`SharedCredentials`]). What is checked of a chain is the same in a
+//! handshake and later ([`Credentials::verify`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use rustls::RootCertStore;
+use rustls::client::VerifierBuilderError;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
@@ -15,16 +20,28 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::{CertificateError, RootCertStore};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::crl::{self, CrlError, RevocationList};
 use super::identity::{DIAL_NAME, Identity, IdentityError};
 use super::pki::{Authority, PemPair};
+use crate::config::Mesh;
 
 /// ALPN protocol of the mesh (RFC 7301): a peer of another protocol is refused in the TLS handshake.
 pub const ALPN: &[u8] = b"mqtt-st/1";
 
+/// The credentials in force, shared by whoever shakes hands, signs or verifies; a reload swaps them.
+pub type SharedCredentials = Arc<ArcSwap<Credentials>>;
+
 /// Why certificates are of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
+    /// The mesh without the certificates that admit to it.
+    #[error(
+        "[mesh] needs mesh.cafile, mesh.certfile and mesh.keyfile: make them with `mqtt-st-quic certs ca` and `mqtt-st-quic certs broker`"
+    )]
+    NoFiles,
     /// A file that cannot be read.
     #[error("{path}: {source}")]
     File {
@@ -57,33 +74,90 @@ pub enum TlsError {
         /// Why.
         source: rustls::Error,
     },
+    /// A revocation list that cannot be used.
+    #[error("{from}: {source}")]
+    Crl {
+        /// File or origin of the text.
+        from: String,
+        /// Why.
+        source: CrlError,
+    },
     /// QUIC's own conditions on TLS.
     #[error("TLS for QUIC: {0}")]
     Quic(String),
 }
 
+/// What is wrong with a certificate, as a peer would find it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}", words(.0))]
+pub struct Objection(rustls::Error);
+
+fn words(error: &rustls::Error) -> String {
+    let rustls::Error::InvalidCertificate(error) = error else { return error.to_string() };
+    match error {
+        CertificateError::Revoked => "the certificate is revoked".to_owned(),
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "the certificate has expired".to_owned(),
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "the certificate is not valid yet; is a clock wrong?".to_owned()
+        }
+        CertificateError::UnknownIssuer => "the certificate is of an authority that is not trusted".to_owned(),
+        CertificateError::BadSignature => "the certificate is not signed by the authority that it names".to_owned(),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            format!("the certificate lacks the DNS name {DIAL_NAME}")
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "the certificate is not made for both ends of a link (extended key usage serverAuth and clientAuth)".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
 /// What a broker shows to its peers and whom it trusts.
 pub struct Credentials {
     identity: Identity,
-    authorities: Arc<RootCertStore>,
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
-    /// What judges a peer's certificate, in a handshake and under what it has signed.
+    /// When our own chain expires, since the Unix epoch.
+    expires: Duration,
+    /// Each list, and whether it is of an authority that is trusted.
+    lists: Vec<(RevocationList, bool)>,
+    /// Judges who dials us, and whoever has signed something.
     pub(super) verifier: Arc<dyn ClientCertVerifier>,
+    /// Judges whom we dial.
+    dialled: Arc<WebPkiServerVerifier>,
     server: Arc<QuicServerConfig>,
     client: Arc<QuicClientConfig>,
 }
 
+/// Texts in PEM, each with the file or origin that errors name.
+struct Sources<'a> {
+    authorities: (&'a str, &'a str),
+    certificate: (&'a str, &'a str),
+    key: (&'a str, &'a str),
+    lists: Option<(&'a str, &'a str)>,
+}
+
 impl Credentials {
-    /// Reads `cafile`, `certfile` and `keyfile` of the configuration.
+    /// Reads `cafile`, `certfile`, `keyfile` and `crlfile` of the configuration.
     ///
     /// # Errors
     /// Naming the file.
-    pub fn load(cafile: &Path, certfile: &Path, keyfile: &Path) -> Result<Self, TlsError> {
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(|source| TlsError::File { path: path.to_owned(), source });
-        let name = |path: &Path| path.display().to_string();
-        let pair = PemPair { certificate: read(certfile)?, key: read(keyfile)? };
-        Self::new(&read(cafile)?, &pair, [&name(cafile), &name(certfile), &name(keyfile)])
+    pub fn load(mesh: &Mesh) -> Result<Self, TlsError> {
+        let (Some(cafile), Some(certfile), Some(keyfile)) = (&mesh.cafile, &mesh.certfile, &mesh.keyfile) else {
+            return Err(TlsError::NoFiles);
+        };
+        let read = |path: &Path| match std::fs::read_to_string(path) {
+            Ok(text) => Ok((path.display().to_string(), text)),
+            Err(source) => Err(TlsError::File { path: path.to_owned(), source }),
+        };
+        let (ca, cert, key) = (read(cafile)?, read(certfile)?, read(keyfile)?);
+        let lists = mesh.crlfile.as_deref().map(read).transpose()?;
+        Self::new(&Sources {
+            authorities: (&ca.0, &ca.1),
+            certificate: (&cert.0, &cert.1),
+            key: (&key.0, &key.1),
+            lists: lists.as_ref().map(|(from, text)| (from.as_str(), text.as_str())),
+        })
     }
 
     /// The same from an authority in memory.
@@ -91,27 +165,37 @@ impl Credentials {
     /// # Errors
     /// Where `pair` is no broker's.
     pub fn of_authority(authority: &Authority, pair: &PemPair) -> Result<Self, TlsError> {
-        Self::new(authority.certificate(), pair, ["authority", "certificate", "key"])
+        Self::new(&Sources {
+            authorities: ("authority", authority.certificate()),
+            certificate: ("certificate", &pair.certificate),
+            key: ("key", &pair.key),
+            lists: None,
+        })
     }
 
-    fn new(authorities: &str, pair: &PemPair, [ca_from, cert_from, key_from]: [&str; 3]) -> Result<Self, TlsError> {
+    fn new(sources: &Sources<'_>) -> Result<Self, TlsError> {
+        let (ca_from, cert_from, key_from) = (sources.authorities.0, sources.certificate.0, sources.key.0);
+        let authorities = certificates(sources.authorities.1, ca_from)?;
+        let lists = sources.lists.map_or(Ok(Vec::new()), |(from, text)| {
+            let known = |list: RevocationList| Ok((list.is_of(&authorities)?, list)).map(|(is_known, list)| (list, is_known));
+            let lists = crl::read(text).and_then(|lists| lists.into_iter().map(known).collect());
+            lists.map_err(|source| TlsError::Crl { from: from.to_owned(), source })
+        })?;
         let mut roots = RootCertStore::empty();
-        for authority in certificates(authorities, ca_from)? {
+        for authority in authorities {
             roots.add(authority).map_err(|source| TlsError::Rustls { from: ca_from.to_owned(), source })?;
         }
-        let authorities = Arc::new(roots);
-        let chain = certificates(&pair.certificate, cert_from)?;
-        let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes())
+        let (verifier, dialled) = verifiers(roots, &lists, [ca_from, sources.lists.map_or(ca_from, |(from, _)| from)])?;
+        let chain = certificates(sources.certificate.1, cert_from)?;
+        let key = PrivateKeyDer::from_pem_slice(sources.key.1.as_bytes())
             .map_err(|_| TlsError::Pem { from: key_from.to_owned(), what: "secret key" })?;
         let first = chain.first().ok_or_else(|| TlsError::Pem { from: cert_from.to_owned(), what: "certificate" })?;
         let identity =
             Identity::of_certificate(first).map_err(|source| TlsError::Identity { from: cert_from.to_owned(), source })?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&authorities), provider())
-            .build()
-            .map_err(|e| TlsError::Rustls { from: ca_from.to_owned(), source: rustls::Error::General(e.to_string()) })?;
         let server = server_config(&verifier, chain.clone(), key.clone_key(), key_from)?;
-        let client = client_config(&authorities, chain.clone(), key.clone_key(), key_from)?;
-        Ok(Self { identity, authorities, chain, key, verifier, server, client })
+        let client = client_config(&dialled, chain.clone(), key.clone_key(), key_from)?;
+        let expires = expiry(&chain);
+        Ok(Self { identity, chain, key, expires, lists, verifier, dialled, server, client })
     }
 
     /// Mesh and broker of our own certificate.
@@ -120,15 +204,45 @@ impl Credentials {
         &self.identity
     }
 
+    /// When our own certificate, or one above it, expires: since the Unix epoch.
+    #[must_use]
+    pub fn expires(&self) -> Duration {
+        self.expires
+    }
+
+    /// Judges a peer's chain (its own certificate first) at the time `now` since the Unix epoch, as a handshake would: signed by a trusted
+    /// authority, within its dates, not revoked. Whose it is says [`Identity::of_certificate`].
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn verify(&self, chain: &[CertificateDer<'_>], now: Duration) -> Result<(), Objection> {
+        let Some((first, rest)) = chain.split_first() else {
+            return Err(Objection(rustls::Error::NoCertificatesPresented));
+        };
+        self.verifier.verify_client_cert(first, rest, UnixTime::since_unix_epoch(now)).map(drop).map_err(Objection)
+    }
+
     /// What a peer that trusts our `cafile` would object to in our own certificate now: expired, signed by somebody else, not made for a
     /// broker. The broker starts all the same (its clients are served), but nobody will link with it.
     #[must_use]
-    pub fn objection(&self, now: Duration) -> Option<String> {
+    pub fn objection(&self, now: Duration) -> Option<Objection> {
         let (first, rest) = self.chain.split_first()?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&self.authorities), provider()).build().ok()?;
         let name = ServerName::try_from(DIAL_NAME).ok()?;
-        let verdict = verifier.verify_server_cert(first, rest, &name, &[], UnixTime::since_unix_epoch(now));
-        verdict.err().map(|error| error.to_string())
+        let verdict = self.dialled.verify_server_cert(first, rest, &name, &[], UnixTime::since_unix_epoch(now));
+        verdict.map_err(Objection).err().or_else(|| self.verify(&self.chain, now).err())
+    }
+
+    /// What an operator should know of the revocation lists: one that is late, one that takes nothing back because its authority is not in
+    /// `cafile`. Both are used all the same.
+    #[must_use]
+    pub fn list_warnings(&self, now: Duration) -> Vec<String> {
+        let late = |list: &RevocationList| list.next.filter(|next| *next < now).map(|next| (now - next).as_secs() / 86_400);
+        let warnings = self.lists.iter().filter_map(|(list, is_known)| match late(list) {
+            _ if !is_known => Some(format!("the revocation list of {} has no effect: cafile has no such authority", list.issuer)),
+            Some(days) => Some(format!("the revocation list of {} is {days} days late, and still used", list.issuer)),
+            None => None,
+        });
+        warnings.collect()
     }
 
     pub(super) fn server(&self) -> Arc<QuicServerConfig> {
@@ -144,10 +258,12 @@ impl Clone for Credentials {
     fn clone(&self) -> Self {
         Self {
             identity: self.identity.clone(),
-            authorities: Arc::clone(&self.authorities),
             chain: self.chain.clone(),
             key: self.key.clone_key(),
+            expires: self.expires,
+            lists: self.lists.clone(),
             verifier: Arc::clone(&self.verifier),
+            dialled: Arc::clone(&self.dialled),
             server: self.server(),
             client: self.client(),
         }
@@ -170,6 +286,43 @@ fn certificates(pem: &str, from: &str) -> Result<Vec<CertificateDer<'static>>, T
     if found.is_empty() { Err(missing()) } else { Ok(found) }
 }
 
+/// When the first certificate of a chain expires, since the Unix epoch. What cannot be read has expired.
+pub(super) fn expiry(chain: &[CertificateDer<'_>]) -> Duration {
+    let of_one = |der: &CertificateDer<'_>| {
+        X509Certificate::from_der(der).map_or(Duration::ZERO, |(_, certificate)| crl::since_epoch(certificate.validity().not_after))
+    };
+    chain.iter().map(of_one).min().unwrap_or_default()
+}
+
+type Verifiers = (Arc<dyn ClientCertVerifier>, Arc<WebPkiServerVerifier>);
+
+/// Who judges verifier, and who judges those whom we dial. On which no list says anything passes: see [`super::crl`].
+fn verifiers(
+    roots: RootCertStore,
+    lists: &[(RevocationList, bool)],
+    [ca_from, crl_from]: [&str; 2],
+) -> Result<Verifiers, TlsError> {
+    let roots = Arc::new(roots);
+    let lists = || lists.iter().map(|(list, _)| list.der());
+    let failed = |error: VerifierBuilderError| match error {
+        VerifierBuilderError::InvalidCrl(error) => {
+            TlsError::Crl { from: crl_from.to_owned(), source: CrlError::Unreadable(format!("{error:?}")) }
+        }
+        other => TlsError::Rustls { from: ca_from.to_owned(), source: rustls::Error::General(other.to_string()) },
+    };
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider())
+        .with_crls(lists())
+        .allow_unknown_revocation_status()
+        .build()
+        .map_err(failed)?;
+    let dialled = WebPkiServerVerifier::builder_with_provider(roots, provider())
+        .with_crls(lists())
+        .allow_unknown_revocation_status()
+        .build()
+        .map_err(failed)?;
+    Ok((verifier, dialled))
+}
+
 fn server_config(
     verifier: &Arc<dyn ClientCertVerifier>,
     chain: Vec<CertificateDer<'static>>,
@@ -184,13 +337,13 @@ fn server_config(
         .with_single_cert(chain, key)
         .map_err(from_key)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // No resumption: a peer shows its certificate every time, so that its expiry and, later, its revocation count.
+    // No resumption: a peer shows its certificate every time, so that its expiry and its revocation count.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(QuicServerConfig::try_from(config).map_err(|e| TlsError::Quic(e.to_string()))?))
 }
 
 fn client_config(
-    authorities: &Arc<RootCertStore>,
+    dialled: &Arc<WebPkiServerVerifier>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     key_from: &str,
@@ -199,7 +352,7 @@ fn client_config(
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(from_key)?
-        .with_root_certificates(Arc::clone(authorities))
+        .with_webpki_verifier(Arc::clone(dialled))
         .with_client_auth_cert(chain, key)
         .map_err(from_key)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
@@ -218,13 +371,12 @@ mod tests {
         let (ours, theirs) =
             (Authority::create("m", Validity::days(9)).unwrap(), Authority::create("m", Validity::days(9)).unwrap());
         let expired = Validity { not_before: Duration::from_secs(1), not_after: Duration::from_secs(2) };
-        for (signer, validity, says) in [
-            (&ours, Validity::days(1), None),
-            (&ours, expired, Some("xpired")),
-            (&theirs, Validity::days(1), Some("UnknownIssuer")),
-        ] {
+        for (signer, validity, says) in
+            [(&ours, Validity::days(1), None), (&ours, expired, Some("xpired")), (&theirs, Validity::days(1), Some("not trusted"))]
+        {
             let pair = signer.issue_broker("m", "a", &[], validity).unwrap();
-            let objection = Credentials::of_authority(&ours, &pair).unwrap().objection(clock::unix_time());
+            let objection =
+                Credentials::of_authority(&ours, &pair).unwrap().objection(clock::unix_time()).map(|one| one.to_string());
             assert_eq!(objection.is_some(), says.is_some(), "{objection:?}");
             assert!(objection.unwrap_or_default().contains(says.unwrap_or_default()));
         }
@@ -236,7 +388,11 @@ mod tests {
         let authority = Authority::create("m", Validity::days(9)).unwrap();
         let (ca, ca_key) = authority.to_pem().write(dir.path(), "ca").unwrap();
         let (cert, key) = authority.issue_broker("m", "a", &[], Validity::days(1)).unwrap().write(dir.path(), "a").unwrap();
-        assert!(Credentials::load(&ca, &cert, &key).is_ok());
+        let load = |cafile: &PathBuf, certfile: &PathBuf, keyfile: &PathBuf| {
+            let [cafile, certfile, keyfile] = [cafile, certfile, keyfile].map(|file| Some(file.clone()));
+            Credentials::load(&Mesh { cafile, certfile, keyfile, ..Mesh::default() })
+        };
+        assert!(load(&ca, &cert, &key).is_ok());
         let none = dir.path().join("none.pem");
         for (files, names) in [
             ([&none, &cert, &key], "none.pem"),
@@ -245,7 +401,7 @@ mod tests {
             ([&ca, &ca, &ca_key], "ca.pem"),
             ([&ca, &cert, &cert], "a.pem"),
         ] {
-            let error = Credentials::load(files[0], files[1], files[2]).unwrap_err().to_string();
+            let error = load(files[0], files[1], files[2]).unwrap_err().to_string();
             assert!(error.contains(names), "{error}");
         }
     }
