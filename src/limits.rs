@@ -81,6 +81,10 @@ pub const CREDIT_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub const SEND_WINDOW_BYTES: usize = CREDIT_BYTES_MAX + 1024 * 1024;
 /// The slowest hellos there are: QUIC's own idle timeout is longer than three of them, so that only our detection ends a link.
 pub const HELLO_TIME_MAX: Duration = Duration::from_secs(2);
+/// The quickest hellos there are.
+pub const HELLO_TIME_MIN: Duration = Duration::from_millis(10);
+/// The dearest that a link may be: the longest way of such links can still be counted.
+pub const LINK_COST_MAX: u32 = 1 << 20;
 /// Links that a broker keeps, default.
 pub const LINKS_MAX_DEFAULT: usize = 8;
 /// Brokers of one mesh of which records are kept.
@@ -130,6 +134,7 @@ pub const NEWCOMER_TIME: Duration = Duration::from_secs(15);
 pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 
 const _: () = assert!(BLOCK_MESSAGES_MAX.is_power_of_two(), "a sequence keeps whole bits for the place in the block");
+const _: () = assert!(LINK_COST_MAX.checked_mul(HOP_MAX as u32).is_some());
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);
 const _: () = assert!(OPEN_COVERS_BYTES_MAX < CONTROL_FRAME_BYTES_MAX);
 const _: () = assert!(RECORD_BYTES_MAX < CONTROL_FRAME_BYTES_MAX && RECORD_BYTES_MAX < RECORDS_BYTES_MAX);

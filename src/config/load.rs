@@ -373,6 +373,16 @@ mod tests {
         assert!(shown.contains("b.toml:7:1: mesh.peers: `a:7883` would never be dialled"), "{shown}");
         let shown = refused(&format!("{MESH}discovery = [\"static\"]\npeers = [\"_mqtt-st._udp.a\"]\n"), &[]);
         assert!(shown.contains("b.toml:7:1: mesh.peers: `_mqtt-st._udp.a` is the name of SRV records"), "{shown}");
+        for (costs, expected) in [
+            ("{ b = 0 }", "b.toml:6:11: mesh.costs.b: 0 is out of range; it must be from 1 to 1048576"),
+            ("{ b = 1048577 }", "mesh.costs.b: 1048577 is out of range"),
+            ("{ b = -1 }", "invalid value: integer `-1`"),
+            ("{ host = 1 }", "mesh.costs.host: `host` is this broker itself"),
+            ("{ \"a b\" = 1 }", "`a b` may hold letters, digits"),
+        ] {
+            let shown = refused(&format!("{MESH}costs = {costs}\n"), &[]);
+            assert!(shown.contains(expected), "{costs}: {shown}");
+        }
     }
 
     #[test]
@@ -383,6 +393,7 @@ mod tests {
             ("MQTT_ST_QUIC__LISTENER__1__ALLOW_ANONYMOUS", "true"),
             ("MQTT_ST_QUIC__MESH__PEERS", "a:1, b:2"),
             ("MQTT_ST_QUIC__MESH__LANES", "2"),
+            ("MQTT_ST_QUIC__MESH__COSTS__MEC-2", "10"),
             ("MQTT_ST_QUIC__MESH__DISCOVERY", "static"),
             ("MQTT_ST_QUIC__LIMITS__MAX_QUEUED_BYTES", "5MiB"),
             ("MQTT_ST_QUIC_SERVICE_HOST", "what Kubernetes sets"),
@@ -394,7 +405,8 @@ mod tests {
             config.listeners.iter().map(|one| (one.bind.port(), one.allow_anonymous, one.max_connections)).collect();
         assert_eq!(listeners, [(5, false, Some(9)), (1883, true, None)]);
         assert_eq!(config.limits.max_queued_bytes, 5 << 20);
-        let Mesh { peers, lanes, discovery, name, .. } = config.mesh.expect("a mesh");
+        let Mesh { peers, lanes, discovery, name, costs, .. } = config.mesh.expect("a mesh");
+        assert_eq!(costs.into_iter().collect::<Vec<_>>(), [("mec-2".to_owned(), 10)]);
         assert_eq!((peers.len(), lanes, discovery, name.as_str()), (2, 2, vec![Discovery::Static], "m"));
     }
 

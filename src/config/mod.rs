@@ -7,6 +7,7 @@
 //!
 //! Specification: `README.md`, "Configuration"; `deploy/broker.toml` has every key with its default, and a test holds it to them.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -156,6 +157,10 @@ pub struct Mesh {
     /// the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u8>,
+    /// What a way over the link with a peer, by its name, costs in place of what is measured (802.1D-2004 17.19.20, PortPathCost).
+    /// This end's part only: the peer has its own.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub costs: BTreeMap<String, u32>,
     /// A link that is silent for this long says hello.
     #[serde(with = "units::duration")]
     pub hello_time: Duration,
@@ -188,6 +193,7 @@ impl Default for Mesh {
             replication: ReplicationMode::Full,
             priority: 32_768,
             capacity: None,
+            costs: BTreeMap::new(),
             hello_time: Duration::from_millis(100),
             max_links: limits::LINKS_MAX_DEFAULT,
             hop_max: limits::HOP_MAX,
@@ -383,6 +389,7 @@ mod tests {
                 && mesh.keyfile.is_some()
                 && mesh.crlfile.is_some()
         );
+        assert!(!mesh.costs.is_empty());
         assert!(!mesh.name.is_empty() && !mesh.peers.is_empty() && !mesh.advertise.is_empty());
         let listener = everything.listeners.first().expect("a listener");
         assert!(listener.max_connections.is_some() && listener.max_packet_size.is_some());

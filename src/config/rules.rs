@@ -12,6 +12,7 @@ pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
     check_admin(&config.admin)?;
     if let Some(mesh) = &config.mesh {
         check_mesh(mesh)?;
+        check_costs(&config.name, mesh)?;
         check_log_holds_packets(config, mesh)?;
     }
     Ok(())
@@ -58,7 +59,7 @@ fn check_admin(admin: &Admin) -> Result<(), (String, String)> {
 }
 
 /// Quicker hellos than this are noise; slower ones than this are no detection.
-const HELLO_TIMES: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=limits::HELLO_TIME_MAX;
+const HELLO_TIMES: std::ops::RangeInclusive<Duration> = limits::HELLO_TIME_MIN..=limits::HELLO_TIME_MAX;
 
 fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
     check_name("mesh.name", &mesh.name)?;
@@ -87,6 +88,22 @@ fn check_peers(mesh: &Mesh) -> Result<(), (String, String)> {
             continue;
         };
         return Err(("mesh.peers".to_owned(), problem));
+    }
+    Ok(())
+}
+
+fn check_costs(own_name: &str, mesh: &Mesh) -> Result<(), (String, String)> {
+    for (peer, cost) in &mesh.costs {
+        let key = format!("mesh.costs.{peer}");
+        check_name(&key, peer)?;
+        let problem = if peer == own_name {
+            format!("`{peer}` is this broker itself; name a peer")
+        } else if (1..=limits::LINK_COST_MAX).contains(cost) {
+            continue;
+        } else {
+            format!("{cost} is out of range; it must be from 1 to {}", limits::LINK_COST_MAX)
+        };
+        return Err((key, problem));
     }
     Ok(())
 }

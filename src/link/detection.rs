@@ -1,13 +1,16 @@
 //! Whether the far side of a link is alive, adapted to the link (`ARCHITECTURE.md`, "The mesh").
 //!
-//! Any packet is a sign of life. Each end says hello in a rhythm that it announced in the handshake; a hello echoes the number of the last
-//! one heard, so that a cut in one direction is noticed at both ends. A link is dead after the longest of three hellos, as many hellos as
-//! are lost together once in a million, and round trip + deviations + probe time-out.
+//! Any packet that its keys protect is a sign of life; what anybody can send is none. Each end says hello in a rhythm that it announced in
+//! the handshake; a hello echoes the number of the last one heard, so that a cut in one direction is noticed at both ends. A link is dead
+//! after the longest of three hellos, as many hellos as are lost together once in a million, and round trip + deviations + probe time-out.
+//! Of a link about which little is known yet, some loss is assumed.
 //!
 //! Silence is added up from tick to tick, and no tick adds more than it should have lasted: while our own thread does not run, nobody else
 //! is to blame.
 
 use std::time::{Duration, Instant};
+
+use crate::limits::{HELLO_TIME_MAX, HELLO_TIME_MIN};
 
 /// Hellos in a row that may be lost on a link without loss.
 const HELLOS_MIN: f64 = 3.0;
@@ -15,10 +18,14 @@ const HELLOS_MIN: f64 = 3.0;
 const FALSE_ALARM: f64 = 1e-6;
 /// Loss is the mean of about this many hellos, or packets of ours.
 const LOSS_WINDOW: f64 = 32.0;
+/// As if so many had come before and none been lost.
+const PACKETS_BEFORE: f64 = 4.0;
 /// Beyond this a link is as good as cut.
 const LOSS_MAX: f64 = 0.5;
 /// What a QUIC peer may hold an acknowledgement back for (RFC 9000 section 18.2, max_ack_delay).
 const ACK_DELAY: Duration = Duration::from_millis(25);
+/// The jitter of hellos is smoothed by this (RFC 3550 section 6.4.1).
+const JITTER_GAIN: u32 = 16;
 
 /// Why a link counts as dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,12 +45,38 @@ pub struct Path {
     pub rtt: Duration,
     /// The shortest that was seen.
     pub rtt_min: Duration,
-    /// UDP datagrams received so far.
-    pub datagrams: u64,
+    /// QUIC frames received so far, each in a packet that proved to be the peer's.
+    pub frames: u64,
     /// QUIC packets sent so far.
     pub sent: u64,
     /// Those of them that were lost.
     pub lost: u64,
+}
+
+/// What came of the peer's hellos so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hellos {
+    /// Those that came.
+    pub heard: u64,
+    /// Those that later ones overtook or that were lost.
+    pub missed: u64,
+}
+
+/// The share of packets that are lost one way: at first of all, later of about the last [`LOSS_WINDOW`].
+#[derive(Debug, Default)]
+struct Loss {
+    share: f64,
+    seen: f64,
+}
+
+impl Loss {
+    fn count(&mut self, lost: f64, of: f64) {
+        if of > 0.0 {
+            self.seen += of;
+            let weight = of / (self.seen + PACKETS_BEFORE).min(LOSS_WINDOW.max(of));
+            self.share += ((lost / of).min(1.0) - self.share) * weight;
+        }
+    }
 }
 
 /// One link's detector.
@@ -59,20 +92,24 @@ pub struct Detection {
     /// How long the echo has stood still.
     deafness: Duration,
     heard: u64,
+    heard_at: Instant,
+    hellos: Hellos,
+    jitter: Duration,
     echoed: u64,
     said: u64,
-    /// Share of the peer's hellos that were lost lately.
-    loss_in: f64,
-    /// Share of our packets that were.
-    loss_out: f64,
+    /// Of the peer's hellos.
+    loss_in: Loss,
+    /// Of our packets.
+    loss_out: Loss,
 }
 
 impl Detection {
-    /// A link that has just been heard of. `tick` is how often [`Detection::tick`] will be called.
+    /// A link that has just been heard of. `tick` is how often [`Detection::tick`] will be called. Whatever rhythm a peer announces, it is
+    /// taken for one that an operator could have set: it cannot ask to be waited for without end.
     #[must_use]
     pub fn new(own_hello: Duration, peer_hello: Duration, tick: Duration, now: Instant) -> Self {
         Self {
-            peer_hello,
+            peer_hello: peer_hello.clamp(HELLO_TIME_MIN, HELLO_TIME_MAX),
             own_hello,
             tick,
             last_tick: now,
@@ -80,10 +117,13 @@ impl Detection {
             silence: Duration::ZERO,
             deafness: Duration::ZERO,
             heard: 0,
+            heard_at: now,
+            hellos: Hellos::default(),
+            jitter: Duration::ZERO,
             echoed: 0,
             said: 0,
-            loss_in: 0.0,
-            loss_out: 0.0,
+            loss_in: Loss::default(),
+            loss_out: Loss::default(),
         }
     }
 
@@ -94,17 +134,21 @@ impl Detection {
     }
 
     /// A hello came. One that was overtaken by a later one says nothing new.
-    pub fn hear(&mut self, number: u64, echo: u64) {
+    pub fn hear(&mut self, number: u64, echo: u64, now: Instant) {
         if number <= self.heard {
             return;
         }
-        // The first one says where counting begins; no gap counts for more than would have killed the link.
-        let missed = if self.heard == 0 { 0 } else { (number - self.heard - 1).min(64) };
-        self.heard = number;
-        for _ in 0..missed {
-            self.loss_in += (1.0 - self.loss_in) / LOSS_WINDOW;
+        if self.heard > 0 {
+            // No gap counts for more than would have killed the link.
+            let missed = u32::try_from(number - self.heard - 1).unwrap_or(u32::MAX).min(64);
+            self.hellos.missed += u64::from(missed);
+            self.loss_in.count(missed.into(), f64::from(missed) + 1.0);
+            let apart = now.saturating_duration_since(self.heard_at);
+            let late = apart.abs_diff(self.peer_hello * (missed + 1));
+            self.jitter = self.jitter - self.jitter / JITTER_GAIN + late / JITTER_GAIN;
         }
-        self.loss_in -= self.loss_in / LOSS_WINDOW;
+        (self.heard, self.heard_at) = (number, now);
+        self.hellos.heard += 1;
         if echo > self.echoed && echo <= self.said {
             self.echoed = echo;
             self.deafness = Duration::ZERO;
@@ -118,7 +162,7 @@ impl Detection {
     pub fn tick(&mut self, now: Instant, path: Path) -> Result<(), Death> {
         let elapsed = now.saturating_duration_since(self.last_tick).min(self.tick * 3 / 2);
         self.last_tick = now;
-        if path.datagrams == self.path.datagrams {
+        if path.frames == self.path.frames {
             self.silence += elapsed;
         } else {
             self.silence = Duration::ZERO;
@@ -142,15 +186,25 @@ impl Detection {
     fn sent(&mut self, path: Path) {
         let sent = path.sent.saturating_sub(self.path.sent) as f64;
         let lost = path.lost.saturating_sub(self.path.lost) as f64;
-        if sent > 0.0 {
-            self.loss_out += ((lost / sent).min(1.0) - self.loss_out) * (sent / LOSS_WINDOW).min(1.0);
-        }
+        self.loss_out.count(lost, sent);
     }
 
     /// Share of packets that were lost lately, in the worse of the two directions.
     #[must_use]
     pub fn loss(&self) -> f64 {
-        self.loss_in.max(self.loss_out)
+        self.loss_in.share.max(self.loss_out.share)
+    }
+
+    /// What came of the peer's hellos so far.
+    #[must_use]
+    pub fn hellos(&self) -> Hellos {
+        self.hellos
+    }
+
+    /// By how much the peer's hellos come out of their rhythm lately, on average.
+    #[must_use]
+    pub fn hello_jitter(&self) -> Duration {
+        self.jitter
     }
 
     /// How long the peer may be silent.
@@ -160,7 +214,9 @@ impl Detection {
     }
 
     fn timeout(&self, rhythm: Duration) -> Duration {
-        let loss = self.loss().clamp(f64::MIN_POSITIVE, LOSS_MAX);
+        // Of n packets none was lost: that is no less likely than not where one in 2n is.
+        let unknown = 0.5 / (1.0 + self.loss_in.seen + self.loss_out.seen);
+        let loss = self.loss().max(unknown).clamp(f64::MIN_POSITIVE, LOSS_MAX);
         let hellos = (FALSE_ALARM.ln() / loss.ln()).ceil().max(HELLOS_MIN);
         // QUIC does not tell the deviation; what the smoothed value has above the shortest one stands for it.
         let deviation = self.path.rtt.saturating_sub(self.path.rtt_min);
@@ -180,11 +236,11 @@ mod tests {
 
     const HELLO: Duration = Duration::from_millis(100);
     const TICK: Duration = Duration::from_millis(25);
-    const LAN: Path = Path { rtt: Duration::from_micros(300), rtt_min: Duration::from_micros(200), datagrams: 1, sent: 1, lost: 0 };
+    const LAN: Path = Path { rtt: Duration::from_micros(300), rtt_min: Duration::from_micros(200), frames: 1, sent: 100, lost: 0 };
 
     fn detection(now: Instant) -> Detection {
         let mut detection = Detection::new(HELLO, HELLO, TICK, now);
-        detection.hear(1, 0);
+        detection.hear(1, 0, now);
         detection.tick(now, LAN).unwrap();
         detection
     }
@@ -192,7 +248,7 @@ mod tests {
     /// Ticks until it dies; a hello is said in time, its echo comes if `echo`.
     fn dies_after(detection: &mut Detection, start: Instant, mut path: Path, packets: bool) -> (Duration, Death) {
         for n in 1..400_u32 {
-            path.datagrams += u64::from(packets);
+            path.frames += u64::from(packets);
             if n % 4 == 0 {
                 detection.say();
             }
@@ -217,7 +273,7 @@ mod tests {
         let mut lossy = detection(start);
         for n in 1..2_000_u64 {
             if n % 5 != 0 {
-                lossy.hear(n, 0);
+                lossy.hear(n, 0, start);
             }
         }
         assert!((0.15..0.25).contains(&lossy.loss()), "{}", lossy.loss());
@@ -226,10 +282,10 @@ mod tests {
 
         // What is lost on the way out may be hellos that the far side would have echoed.
         let mut deaf = detection(start);
-        deaf.tick(start, Path { sent: 101, lost: 20, ..LAN }).unwrap();
+        deaf.tick(start, Path { sent: LAN.sent + 100, lost: 20, ..LAN }).unwrap();
         assert!((0.15..0.25).contains(&deaf.loss()), "{}", deaf.loss());
 
-        let far = Path { rtt: Duration::from_millis(200), rtt_min: Duration::from_millis(150), datagrams: 1, sent: 1, lost: 0 };
+        let far = Path { rtt: Duration::from_millis(200), rtt_min: Duration::from_millis(150), frames: 1, sent: 100, lost: 0 };
         let mut distant = detection(start);
         distant.tick(start, far).unwrap();
         assert_eq!(distant.detection_time(), 2 * (far.rtt + 4 * (far.rtt - far.rtt_min)) + ACK_DELAY);
@@ -251,15 +307,55 @@ mod tests {
             let mut detection = detection(start);
             let mut path = LAN;
             let alive = (1..400_u32).all(|n| {
-                path.datagrams += 1;
+                path.frames += 1;
                 if n % 4 == 0 {
                     let (said, _) = detection.say();
-                    detection.hear(u64::from(n), said + forged);
+                    detection.hear(u64::from(n), said + forged, start);
                 }
                 detection.tick(start + TICK * n, path).is_ok()
             });
             assert_eq!(alive, lives);
         }
+    }
+
+    #[test]
+    fn little_knowledge_makes_it_patient_and_wears_off() {
+        let start = now();
+        let mut fresh = Detection::new(HELLO, HELLO, TICK, start);
+        fresh.tick(start, Path { sent: 8, ..LAN }).unwrap();
+        assert!(fresh.detection_time() >= 5 * HELLO, "{:?}", fresh.detection_time());
+        for n in 1..=50 {
+            fresh.hear(n, 0, start);
+        }
+        assert_eq!(fresh.detection_time(), 3 * HELLO);
+        // Loss shows within a second: nobody waits for a whole window to see it.
+        let mut lossy = Detection::new(HELLO, HELLO, TICK, start);
+        [1, 2, 3, 5, 6, 7, 8, 10].into_iter().for_each(|n| lossy.hear(n, 0, start));
+        assert!((0.1..0.25).contains(&lossy.loss()), "{}", lossy.loss());
+        assert_eq!(lossy.hellos(), Hellos { heard: 8, missed: 2 });
+    }
+
+    #[test]
+    fn no_rhythm_is_believed_that_no_operator_could_set() {
+        for (announced, taken) in [(Duration::from_secs(u64::from(u32::MAX)), HELLO_TIME_MAX), (Duration::ZERO, HELLO_TIME_MIN)] {
+            let start = now();
+            let mut detection = Detection::new(HELLO, announced, TICK, start);
+            (1..=100).for_each(|n| detection.hear(n, 0, start));
+            detection.tick(start, Path { rtt: Duration::ZERO, ..LAN }).unwrap();
+            assert_eq!(detection.detection_time(), (3 * taken).max(ACK_DELAY));
+        }
+    }
+
+    #[test]
+    fn jitter_is_what_hellos_come_out_of_step() {
+        let start = now();
+        let mut even = Detection::new(HELLO, HELLO, TICK, start);
+        // A lost one on the way is no jitter.
+        (1..=100).filter(|n| n % 10 != 0).for_each(|n: u32| even.hear(n.into(), 0, start + HELLO * n));
+        assert_eq!(even.hello_jitter(), Duration::ZERO);
+        let mut uneven = Detection::new(HELLO, HELLO, TICK, start);
+        (1..=200_u32).for_each(|n| uneven.hear(n.into(), 0, start + HELLO * n + Duration::from_millis((n % 2 * 10).into())));
+        assert!((9..=10).contains(&uneven.hello_jitter().as_millis()), "{:?}", uneven.hello_jitter());
     }
 
     #[test]

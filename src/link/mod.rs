@@ -14,4 +14,4 @@ mod cost;
 mod detection;
 
 pub use cost::Cost;
-pub use detection::{Death, Detection, Path};
+pub use detection::{Death, Detection, Hellos, Path};

@@ -75,6 +75,11 @@ impl Credit {
         usize::try_from(self.limit.saturating_sub(self.outstanding)).unwrap_or(usize::MAX)
     }
 
+    /// Bytes that are on their way, written and not known to be consumed.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+
     /// `bytes` are about to be written to `lane`.
     pub(super) fn writes(&mut self, lane: LaneId, bytes: usize, now: Instant) {
         if self.outstanding == 0 {

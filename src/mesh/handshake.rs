@@ -3,7 +3,9 @@
 //!
 //! Every step is bounded in time. A refusal closes the connection with a code and a reason that the peer logs.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +37,8 @@ pub(super) struct Local {
     pub(super) instance: u64,
     pub(super) lanes: u8,
     pub(super) hello: Duration,
+    /// What links cost by the operator's word, by the peer's name.
+    pub(super) costs: BTreeMap<String, NonZeroU32>,
     pub(super) life: Mutex<Life>,
     pub(super) roster: Roster,
     pub(super) metrics: Arc<MeshMetrics>,

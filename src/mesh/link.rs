@@ -9,16 +9,17 @@
 //! Whatever goes wrong in any of them ends the link, once, with a reason ([`Link::fail`]); the driver is told by [`Event::Down`]. The tasks
 //! wait for the driver's queue; the driver waits for none of them.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use quinn::{Connection, SendStream};
+use quinn::{Connection, ConnectionStats, FrameStats, SendStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
-use tracing::Instrument;
+use tracing::{Instrument, info};
 
 use super::control::{ControlQueue, ControlReader};
 use super::credit::{Credit, Reports};
@@ -41,6 +42,8 @@ const TICKS_PER_HELLO: u32 = 4;
 /// Not one detection time: that would end links on which a burst of loss holds up all lanes at once.
 const STALL_DETECTION_TIMES: u32 = 4;
 const STALL_MIN: Duration = Duration::from_secs(2);
+/// Lanes that have more on their way, or bring more from one look to the next, may be what makes a round trip long.
+const BUSY_BYTES: u64 = 16 * 1024;
 
 /// What a link tells the driver.
 #[derive(Debug)]
@@ -60,8 +63,25 @@ pub(super) struct Measured {
     pub(super) cost: NonZeroU32,
     /// Shortest round trip of the last window.
     pub(super) rtt: Duration,
-    /// Share of packets lost.
+    /// Share of packets lost lately.
     pub(super) loss: f64,
+}
+
+/// How a link is at present.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Health {
+    /// How long the peer may be silent.
+    pub(super) detection_time: Duration,
+    /// Share of packets lost among the last few.
+    pub(super) loss: f64,
+    /// By how much the peer's hellos come out of their rhythm, on average.
+    pub(super) hello_jitter: Duration,
+}
+
+impl From<&Detection> for Health {
+    fn from(detection: &Detection) -> Self {
+        Self { detection_time: detection.detection_time(), loss: detection.loss(), hello_jitter: detection.hello_jitter() }
+    }
 }
 
 /// What a link's tasks and the driver share.
@@ -72,8 +92,7 @@ pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) port: Arc<Port>,
     pub(super) deliver: DeliverFactory,
-    /// What the detection allows at present, for whoever probes the link.
-    detection_time: Mutex<Duration>,
+    health: Mutex<Health>,
     credit: Mutex<Credit>,
     credit_freed: Notify,
     reports: Mutex<Reports>,
@@ -104,8 +123,9 @@ pub(super) fn start(
     let lanes = port.lanes().len();
     let tick = (local.hello.min(peer.hello) / TICKS_PER_HELLO).max(Duration::from_millis(1));
     let detection = Detection::new(local.hello, peer.hello, tick, now);
-    let path = path(&connection);
-    let cost = Cost::new(if path.rtt_min.is_zero() { path.rtt } else { path.rtt_min }, now);
+    let path = path(&connection.stats());
+    let by_hand = local.costs.get(&peer.name).copied();
+    let cost = Cost::new(if path.rtt_min.is_zero() { path.rtt } else { path.rtt_min }, by_hand, now);
     let measured = Measured { cost: cost.cost(), rtt: cost.rtt(), loss: 0.0 };
     let link = Arc::new(Link {
         id,
@@ -114,7 +134,7 @@ pub(super) fn start(
         connection,
         port,
         deliver,
-        detection_time: Mutex::new(detection.detection_time()),
+        health: Mutex::new(Health::from(&detection)),
         credit: Mutex::new(Credit::new(lanes, now)),
         credit_freed: Notify::new(),
         reports: Mutex::new(Reports::new(lanes)),
@@ -129,7 +149,8 @@ pub(super) fn start(
     }
     let span = tracing::info_span!("link", peer = %link.peer.name);
     task::spawn("lane writer", end_with(Arc::clone(&link), write_lanes).instrument(span.clone()));
-    let watch = Watch { detection, cost, tick, hello: local.hello };
+    let address = link.peer.address;
+    let watch = Watch { detection, cost, tick, hello: local.hello, address, received_bytes: 0 };
     task::spawn("link", run(Arc::clone(&link), writer, reader, watch).instrument(span));
     (link, measured)
 }
@@ -184,14 +205,14 @@ impl Link {
         let _ = self.events.send(event).await;
     }
 
-    /// How long the peer may be silent at present.
-    pub(super) fn detection_time(&self) -> Duration {
-        *self.detection_time.lock()
+    /// How the link was when it was last looked at.
+    pub(super) fn health(&self) -> Health {
+        *self.health.lock()
     }
 
-    /// UDP datagrams received on the link so far.
-    pub(super) fn datagrams(&self) -> u64 {
-        self.connection.stats().udp_rx.datagrams
+    /// QUIC frames received on the link so far: signs of life.
+    pub(super) fn frames(&self) -> u64 {
+        frames(&self.connection.stats().frame_rx)
     }
 
     /// Waits until lanes may write, and says how many bytes.
@@ -257,6 +278,10 @@ struct Watch {
     cost: Cost,
     tick: Duration,
     hello: Duration,
+    /// Where the peer was seen last.
+    address: SocketAddr,
+    /// UDP bytes received when it was last looked at.
+    received_bytes: u64,
 }
 
 async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) -> Result<(), LinkError> {
@@ -268,7 +293,7 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
         while let Some(frame) = reader.buffered()? {
             match frame {
                 ControlFrame::Bpdu(bpdu) => link.tell(Event::Bpdu { port: link.id, bpdu }).await,
-                ControlFrame::Hello { number, echo } => watch.detection.hear(number, echo),
+                ControlFrame::Hello { number, echo } => watch.detection.hear(number, echo, clock::now()),
                 ControlFrame::Credit { lane, consumed } => link.credited(lane, consumed)?,
                 ControlFrame::Record(bytes) => {
                     let (record, wire) = (Box::new(BrokerRecord::decode(bytes)?), Bytes::copy_from_slice(bytes));
@@ -284,7 +309,7 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
             filled = reader.fill() => filled?,
             datagram = link.connection.read_datagram() => {
                 if let Some((ControlFrame::Hello { number, echo }, _)) = ControlFrame::decode(&datagram?)? {
-                    watch.detection.hear(number, echo);
+                    watch.detection.hear(number, echo, clock::now());
                 }
             }
             _ = hellos.tick() => say_hello(link, &mut watch.detection),
@@ -305,28 +330,54 @@ fn say_hello(link: &Link, detection: &mut Detection) {
 
 async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
     let now = clock::now();
-    let path = path(&link.connection);
+    let stats = link.connection.stats();
+    let path = path(&stats);
     watch.detection.tick(now, path)?;
-    let detection_time = watch.detection.detection_time();
-    *link.detection_time.lock() = detection_time;
-    let stalled = link.credit.lock().stalled(now);
-    if stalled > STALL_MIN.max(detection_time * STALL_DETECTION_TIMES) {
+    let health = Health::from(&watch.detection);
+    *link.health.lock() = health;
+    let (stalled, outstanding) = {
+        let credit = link.credit.lock();
+        (credit.stalled(now), credit.outstanding())
+    };
+    if stalled > STALL_MIN.max(health.detection_time * STALL_DETECTION_TIMES) {
         return Err(LinkError::Stalled(stalled));
     }
-    if watch.cost.measure(path.rtt, now) {
-        let measured = Measured { cost: watch.cost.cost(), rtt: watch.cost.rtt(), loss: watch.detection.loss() };
+    let address = link.connection.remote_address();
+    if address != watch.address {
+        info!(from = %watch.address, to = %address, "the peer's address has changed");
+        watch.address = address;
+    }
+    let received_bytes = stats.udp_rx.bytes;
+    let is_busy = outstanding > BUSY_BYTES || received_bytes - watch.received_bytes > BUSY_BYTES;
+    watch.received_bytes = received_bytes;
+    if watch.cost.measure(path, watch.detection.hellos(), is_busy, now) {
+        let measured = Measured { cost: watch.cost.cost(), rtt: watch.cost.rtt(), loss: watch.cost.loss() };
         link.tell(Event::Measured { port: link.id, measured }).await;
     }
     Ok(())
 }
 
-fn path(connection: &Connection) -> Path {
-    let stats = connection.stats();
+fn path(stats: &ConnectionStats) -> Path {
     Path {
         rtt: stats.path.rtt,
         rtt_min: stats.path.min_rtt,
-        datagrams: stats.udp_rx.datagrams,
+        frames: frames(&stats.frame_rx),
         sent: stats.path.sent_packets,
         lost: stats.path.lost_packets,
     }
+}
+
+/// All that a living peer sends: QUIC counts them once a packet has proved to be the peer's, while its counters of datagrams have what
+/// anybody may send.
+fn frames(received: &FrameStats) -> u64 {
+    received.acks
+        + received.datagram
+        + received.stream
+        + received.ping
+        + received.max_data
+        + received.max_stream_data
+        + received.path_challenge
+        + received.path_response
+        + received.immediate_ack
+        + received.new_connection_id
 }

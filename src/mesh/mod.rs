@@ -21,6 +21,7 @@
 //! Specification: `ARCHITECTURE.md`, "The mesh".
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -181,8 +182,22 @@ pub struct LinkSummary {
     pub bytes_sent: u64,
     /// UDP bytes received.
     pub bytes_received: u64,
+    /// QUIC packets sent.
+    pub packets_sent: u64,
     /// QUIC packets lost.
     pub packets_lost: u64,
+    /// Share of packets lost among the last few, in the worse direction.
+    pub loss: f64,
+    /// By how much the peer's hellos come out of their rhythm, on average.
+    pub hello_jitter: Duration,
+    /// How long the peer may be silent before it counts as dead.
+    pub detection_time: Duration,
+    /// Largest UDP payload in bytes that the path is known to carry.
+    pub mtu_bytes: u16,
+    /// How often the path was found to carry less than before.
+    pub black_holes: u64,
+    /// Where the peer is seen at present.
+    pub address: SocketAddr,
 }
 
 /// A running mesh. Dropped, it ends as by [`MeshHandle::abort`].
@@ -219,6 +234,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         instance: rand::random(),
         lanes: config.mesh.lanes,
         hello: config.mesh.hello_time,
+        costs: config.mesh.costs.iter().filter_map(|(peer, cost)| Some((peer.clone(), NonZeroU32::new(*cost)?))).collect(),
         life: parking_lot::Mutex::new(life),
         roster: Roster::new(),
         metrics: Arc::default(),
@@ -329,13 +345,20 @@ impl MeshHandle {
     pub fn links(&self) -> Vec<LinkSummary> {
         let links = self.book.links.load();
         let summary = |link: &Arc<link::Link>| {
-            let stats = link.connection.stats();
+            let (stats, health) = (link.connection.stats(), link.health());
             LinkSummary {
                 peer: link.peer.name.clone(),
                 rtt: stats.path.rtt,
                 bytes_sent: stats.udp_tx.bytes,
                 bytes_received: stats.udp_rx.bytes,
+                packets_sent: stats.path.sent_packets,
                 packets_lost: stats.path.lost_packets,
+                loss: health.loss,
+                hello_jitter: health.hello_jitter,
+                detection_time: health.detection_time,
+                mtu_bytes: stats.path.current_mtu,
+                black_holes: stats.path.black_holes_detected,
+                address: link.connection.remote_address(),
             }
         };
         links.iter().map(summary).collect()

@@ -341,6 +341,7 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
         instance: rand::random(),
         lanes: LANES,
         hello: HELLO,
+        costs: std::collections::BTreeMap::new(),
         life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
         roster: Roster::new(),
         metrics: Arc::default(),

@@ -33,19 +33,19 @@ impl Driver {
             Verdict::Probe => {
                 let Some(rival) = present.cloned() else { return };
                 let probed = self.probed.clone();
-                let datagrams = rival.datagrams();
+                let frames = rival.frames();
                 task::spawn("probe", async move {
-                    sleep(rival.detection_time()).await;
-                    let _ = probed.send(Probed { proposal, rival: rival.id, datagrams }).await;
+                    sleep(rival.health().detection_time).await;
+                    let _ = probed.send(Probed { proposal, rival: rival.id, frames }).await;
                 });
             }
         }
     }
 
-    pub(super) fn judge_probed(&mut self, Probed { proposal, rival, datagrams }: Probed) {
+    pub(super) fn judge_probed(&mut self, Probed { proposal, rival, frames }: Probed) {
         let peer = proposal.candidate.peer.id;
         match self.entry(rival) {
-            Some(entry) if entry.link.datagrams() > datagrams => reject(proposal, LinkError::Linked(peer)),
+            Some(entry) if entry.link.frames() > frames => reject(proposal, LinkError::Linked(peer)),
             // It was silent: the newcomer takes its place.
             Some(_) => self.admit(proposal),
             None => self.judge(proposal),

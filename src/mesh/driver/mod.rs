@@ -152,7 +152,7 @@ struct Probed {
     proposal: Proposal,
     rival: PortId,
     /// What the rival had received when the probe began.
-    datagrams: u64,
+    frames: u64,
 }
 
 /// Where the driver's input comes from.
