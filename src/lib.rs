@@ -26,6 +26,7 @@
 //! | `listener` | accepts clients | shell |
 //! | `connection` | one client: one task, read and write | shell |
 //! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
+//! | `sys` | what the broker publishes of itself below `$SYS` | shell |
 //! | `admin` | health, metrics, REST | shell |
 //! | `server` | starts the shell's modules in order, stops them in reverse | shell |
 //! | `cli` | the programs | shell |
@@ -59,5 +60,7 @@ pub mod listener;
 pub mod mesh;
 #[cfg(feature = "net")]
 pub mod server;
+#[cfg(feature = "net")]
+pub mod sys;
 #[cfg(feature = "net")]
 pub mod task;

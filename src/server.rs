@@ -26,7 +26,7 @@ use crate::replication::{Counters, Deliver, MeshMessage, Replication, Replicatio
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::OutboundLimits;
 use crate::shared::Topology;
-use crate::{clock, task};
+use crate::{clock, sys, task};
 
 /// Connections get this long to write what waits when the broker stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
@@ -71,6 +71,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
     timer: JoinHandle<()>,
+    sys: Option<JoinHandle<()>>,
     _admin: admin::Handle,
 }
 
@@ -113,10 +114,11 @@ impl Server {
                 task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
+        let sys = parts.mesh.as_ref().map(|mesh| task::spawn("sys", sys::run(Arc::clone(&router), mesh.watcher())));
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, addresses, stop, listeners, timer, _admin: admin })
+        Ok(Self { parts, addresses, stop, listeners, timer, sys, _admin: admin })
     }
 
     /// Where it can be reached.
@@ -176,6 +178,7 @@ impl Server {
     fn end_tasks(&self) {
         self.listeners.iter().for_each(JoinHandle::abort);
         self.timer.abort();
+        self.sys.iter().for_each(JoinHandle::abort);
     }
 }
 

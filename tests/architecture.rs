@@ -55,6 +55,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "task",
         ],
     ),
+    ("sys", Shell, &["shared", "router", "clock", "mesh"]),
     ("admin", Shell, &["limits", "metrics", "config", "shared", "clock", "task"]),
     (
         "server",
@@ -74,6 +75,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "connection",
             "listener",
             "mesh",
+            "sys",
             "admin",
         ],
     ),

@@ -11,7 +11,7 @@ use super::io::with_worker;
 use crate::clock;
 use crate::codec::{self, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{CONNECT_BYTES_MAX, CONNECT_TIMEOUT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
-use crate::router::{ConnectRequest, Connection, Router, TooManySessions};
+use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
 
@@ -163,14 +163,9 @@ fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
     }
     match &connect.will {
         Some(will) if topic::check_name(will.topic).is_err() => refuse(ReasonCode::TopicNameInvalid, "the will's topic"),
-        Some(will) if is_ours(will.topic) => refuse(ReasonCode::NotAuthorized, "a will below $SYS"),
+        Some(will) if is_system(will.topic) => refuse(ReasonCode::NotAuthorized, "a will below $SYS"),
         _ => Ok(()),
     }
-}
-
-/// Topics below `$SYS` are the broker's own (MQTT 5.0 section 4.7.2).
-pub(super) fn is_ours(topic: &str) -> bool {
-    topic == "$SYS" || topic.starts_with("$SYS/")
 }
 
 /// The keep alive that holds, and what the client must be told of it [MQTT-3.2.2-21]. An older client that asks for more than is allowed is held to

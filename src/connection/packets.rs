@@ -4,12 +4,11 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::handshake::is_ours;
 use super::io::Scratch;
 use super::{Client, Fault};
 use crate::codec::{self, Ack, AckProperties, Packet, PacketId, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck};
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
-use crate::router::{Farewell, Ingress, Subscribe};
+use crate::router::{Farewell, Ingress, Subscribe, is_system};
 use crate::session::{Message, SessionExpiry, SubscriptionOptions};
 use crate::topic;
 
@@ -121,7 +120,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
         }
         self.router.metrics().messages_received.add(1);
-        if is_ours(topic) {
+        if is_system(topic) {
             return match publish.packet_id {
                 Some(id) => self.acknowledge(publish.qos, id, ReasonCode::NotAuthorized, scratch),
                 None => Ok(()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::error::LinkError;
-use super::{LinkSummary, MeshHandle};
+use super::{LinkSummary, MeshHandle, Refusals};
 use crate::metrics::{ByReason, Counter, Histogram, Sample};
 use crate::shared::{LinkRecord, LinkState};
 
@@ -112,6 +112,34 @@ impl MeshMetrics {
     }
 }
 
+/// Words of peers that were not taken.
+fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
+    let Refusals {
+        claims_forged,
+        claims_untrusted,
+        claims_throttled,
+        bpdus_waiting,
+        bpdus_forged,
+        records_forged,
+        records_untrusted,
+        records_throttled,
+    } = refusals;
+    let counts = [
+        ("claim", "forged", claims_forged),
+        ("claim", "untrusted", claims_untrusted),
+        ("claim", "throttled", claims_throttled),
+        ("bpdu", "waiting", bpdus_waiting),
+        ("bpdu", "forged", bpdus_forged),
+        ("record", "forged", records_forged),
+        ("record", "untrusted", records_untrusted),
+        ("record", "throttled", records_throttled),
+    ];
+    counts.into_iter().map(|(word, reason, count)| {
+        let help = "Root claims, configuration messages and records of peers that were not taken as they came";
+        Sample::counter("mesh_control_refused", help, count.value()).with("word", word).with("reason", reason)
+    })
+}
+
 impl MeshHandle {
     /// Everything that `/metrics` tells of the mesh's control plane. Samples of one name stand together.
     #[must_use]
@@ -126,6 +154,7 @@ impl MeshHandle {
         each(|link| Sample::counter("mesh_link_sent_bytes", "UDP bytes sent on a link", link.bytes_sent));
         each(|link| Sample::counter("mesh_link_received_bytes", "UDP bytes received on a link", link.bytes_received));
         each(|link| Sample::counter("mesh_link_lost_packets", "QUIC packets lost on a link", link.packets_lost));
+        samples.extend(refusals(self.refusals()));
         let status = self.book.status(&self.mesh);
         let mut each = |sample: fn(&LinkRecord) -> Sample| {
             let up = status.links.iter().filter(|link| link.state != LinkState::Down);

@@ -12,6 +12,7 @@ mod publish;
 mod retained;
 mod route;
 mod subscribe;
+mod system;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ pub use publish::{Batch, Ingress, LinkDelivery, Routed};
 pub use retained::RetainedStore;
 pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};
+pub use system::is_system;
 
 use self::deadlines::Deadlines;
 use self::route::Subscriptions;
@@ -50,6 +52,8 @@ pub struct Router {
     /// Changes with every subscription: what was cached under another is void.
     generation: AtomicU64,
     retained: RetainedStore,
+    /// The same for topics below `$SYS`.
+    system: RetainedStore,
     deadlines: Deadlines,
     subscribers_made: AtomicU64,
     mesh: OnceLock<Arc<Replication>>,
@@ -68,6 +72,7 @@ impl Router {
             subscriptions: RwLock::default(),
             generation: AtomicU64::new(1),
             retained: RetainedStore::default(),
+            system: RetainedStore::default(),
             deadlines: Deadlines::default(),
             subscribers_made: AtomicU64::new(0),
             mesh: OnceLock::new(),
@@ -95,7 +100,7 @@ impl Router {
         &self.metrics
     }
 
-    /// What is retained.
+    /// What clients retain.
     #[must_use]
     pub fn retained(&self) -> &RetainedStore {
         &self.retained

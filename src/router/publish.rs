@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Router;
 use super::route::{Route, RouteCache, SharedTargets, Target};
+use super::system::is_system;
 use crate::codec::ReasonCode;
 use crate::replication::{LocalBatch, MeshMessage};
 use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, SubscriberId, Variants, remaining_seconds};
@@ -20,6 +21,8 @@ pub enum Ingress {
     Broker,
     /// A link of the mesh; it is not sent back there.
     Link,
+    /// This broker itself, to its own clients: what is below `$SYS`.
+    System,
 }
 
 /// What became of a publish.
@@ -119,7 +122,7 @@ impl Router {
         let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic));
         let publisher = match ingress {
             Ingress::Session(id) => Some(id),
-            Ingress::Broker | Ingress::Link => None,
+            Ingress::Broker | Ingress::Link | Ingress::System => None,
         };
         for target in &route.targets {
             if target.no_local && publisher == Some(target.subscriber.id) {
@@ -131,7 +134,7 @@ impl Router {
         for group in &route.shared {
             batch.deliver_to_one(group, message, now);
         }
-        if let (Some(mesh), true) = (self.mesh(), ingress != Ingress::Link) {
+        if let (Some(mesh), true) = (self.mesh(), !matches!(ingress, Ingress::Link | Ingress::System)) {
             let message = MeshMessage {
                 topic: message.topic,
                 payload: message.payload,
@@ -167,10 +170,10 @@ impl Router {
     /// [MQTT-3.3.1-5, -6, -7]: an empty payload deletes. False if there is no room for one more.
     fn retain(&self, batch: &mut Batch, message: &Message<'_>) -> bool {
         if message.payload.is_empty() {
-            self.retained.remove(message.topic);
+            self.retained_for(message.topic).remove(message.topic);
             return true;
         }
-        self.retained.set(batch.variants.stored(message)).is_ok()
+        self.retained_for(message.topic).set(batch.variants.stored(message)).is_ok()
     }
 }
 
@@ -227,8 +230,11 @@ impl LinkDelivery {
         Self { router, batch: Batch::default(), routes: RouteCache::of_link() }
     }
 
-    /// Hands one message to the local subscribers.
+    /// Hands one message to the local subscribers. What a peer says below `$SYS` is not of this broker.
     pub fn deliver(&mut self, message: &MeshMessage<'_>, now: Instant) {
+        if is_system(message.topic) {
+            return;
+        }
         let message = Message {
             topic: message.topic,
             payload: message.payload,

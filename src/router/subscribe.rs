@@ -142,7 +142,7 @@ impl Router {
         while !state.retained.is_empty() && !state.outbox.is_full() && state.outbound.queue_len() == 0 {
             if let Some((message, options)) = state.retained.next() {
                 // What was replaced meanwhile has gone out live: an older value must not follow it.
-                if self.retained.holds(&message) && message.expires_at.is_none_or(|at| at > now) {
+                if self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now) {
                     let outcome = state.deliver_retained(batch.variants(), &message, &options, now);
                     batch.count(outcome);
                 }
@@ -156,7 +156,7 @@ impl Router {
             let Some((filter, options)) = state.retained.next_filter() else { break };
             // The store has a lock of its own, and many readers.
             drop(state);
-            let found = self.retained.matching(&filter, now);
+            let found = self.retained_for(&filter).matching(&filter, now);
             state = connection.subscriber.lock();
             if state.epoch != connection.epoch || state.connected.is_none() {
                 return false;

@@ -218,3 +218,56 @@ fn a_silent_client_is_closed_and_a_heard_one_is_not() {
     bench.expire(Duration::from_secs(60));
     assert_eq!(client.subscriber.lock().outbox.closing(), Some(ReasonCode::KeepAliveTimeout));
 }
+
+#[test]
+fn what_the_broker_says_of_itself_is_for_its_own_clients_and_apart_from_what_they_retain() {
+    let mut bench = Bench::new();
+    let (all, _) = bench.connect("all", true, SessionExpiry::WithConnection, None);
+    let (system, _) = bench.connect("system", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&all, "#");
+    bench.subscribe(&system, "$SYS/#");
+    let now = bench.now;
+    let tell = |bench: &mut Bench, payload: &[u8]| {
+        bench.router.publish_system(&mut bench.batch, "$SYS/mesh/role", payload, true, now);
+        bench.router.finish(&mut bench.batch, now);
+    };
+    tell(&mut bench, b"root");
+    assert_eq!(waiting(&all), 0);
+    let told = waiting(&system);
+    assert!(told > 0);
+    assert_eq!((bench.router.retained().count(), bench.router.retained().bytes()), (0, 0));
+
+    // Who comes later gets it as it stands; once it is cleared, nothing.
+    let (late, _) = bench.connect("late", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&late, "$SYS/mesh/+");
+    bench.router.pump(&mut bench.batch, &late, now);
+    assert_eq!(waiting(&late), told);
+    tell(&mut bench, b"");
+    let (last, _) = bench.connect("last", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&last, "$SYS/mesh/+");
+    bench.router.pump(&mut bench.batch, &last, now);
+    assert_eq!(waiting(&last), 0);
+}
+
+#[test]
+fn what_a_peer_says_below_sys_is_not_of_this_broker() {
+    let mut bench = Bench::new();
+    let (client, _) = bench.connect("c", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&client, "$SYS/#");
+    bench.subscribe(&client, "$SYSTEM/#");
+    let now = bench.now;
+    let mut link = LinkDelivery::new(Arc::new(bench.router));
+    for (topic, arrives) in [("$SYS/mesh/role", false), ("$SYS", false), ("$SYSTEM/x", true)] {
+        let message = crate::replication::MeshMessage {
+            topic,
+            payload: b"forged",
+            qos: QoS::AtMostOnce,
+            retain: true,
+            expiry_seconds: None,
+            properties: &[],
+        };
+        link.deliver(&message, now);
+        link.flush(now);
+        assert_eq!(waiting(&client) > 0, arrives, "{topic}");
+    }
+}
