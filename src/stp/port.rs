@@ -93,7 +93,12 @@ impl Port {
             (sent.tree, sent.distance, sent.hops, sent.epoch_held) == (bpdu.tree, bpdu.distance, bpdu.hops, bpdu.epoch_held)
                 && !request_epoch
         });
-        if told || !self.hold.take(now) {
+        if told {
+            // What was held back is no longer so.
+            self.hold.held_until = None;
+            return None;
+        }
+        if !self.hold.take(now) {
             return None;
         }
         self.sent = Some(bpdu);

@@ -546,6 +546,29 @@ fn a_peer_that_changes_its_word_without_end_makes_us_tell_others_only_so_fast() 
 }
 
 #[test]
+fn what_was_held_back_and_is_no_longer_so_is_not_waited_for() {
+    let mut bench = Bench::new([1, 9]);
+    let word =
+        |distance| Bpdu { number: 0, tree: tree(1, 0), distance: Some(distance), hops: 1, epoch_held: None, request_epoch: false };
+    let mut told = 0;
+    while told < 10 * limits::TX_HOLD_COUNT && bench.stp.poll_timeout().is_none_or(|due| due > bench.now + Duration::from_secs(1)) {
+        told += 1;
+        bench.hear_bpdu(1, word(1 + told));
+        if bench.sent(9).is_none() {
+            break;
+        }
+    }
+    assert!(told < 10 * limits::TX_HOLD_COUNT, "nothing was ever held back");
+    bench.hear_bpdu(1, word(told - 1));
+    assert_eq!(bench.sent(9), None, "that is what it knows");
+    // It is an OPEN that waits, if anything: [`Bench::input`] holds that no timer is overdue.
+    for _ in 0..5 {
+        bench.wait_until_timeout();
+        assert_eq!(bench.sent(9), None);
+    }
+}
+
+#[test]
 fn one_word_does_not_use_the_epochs_up() {
     let mut bench = Bench::new([1, 2]);
     let refused = |bench: &Bench| matches!(bench.out[..], [Output::Refuse { error: PeerError::EpochOutOfRange { .. }, .. }]);

@@ -28,6 +28,8 @@ pub struct Broker {
     pub seen: HashSet<u32>,
     /// What it said while it lied.
     pub(super) said: Vec<mqtt_st_quic::stp::Bpdu>,
+    /// How often it has started.
+    pub(super) lives: u64,
     /// What its wall clock showed when the world began.
     pub(super) wall_ms: u64,
     /// The incarnation on its disk.
@@ -55,6 +57,7 @@ impl Broker {
             lie: None,
             seen: HashSet::new(),
             said: Vec::new(),
+            lives: 0,
             wall_ms: claim.incarnation.0,
             stored: None,
             highest: 0,
@@ -96,6 +99,7 @@ impl World {
         if starting.stp.is_some() {
             return;
         }
+        starting.lives += 1;
         let wall_ms = starting.wall_ms + elapsed_ms;
         let incarnation = wall_ms.max(starting.stored.map_or(0, |stored| stored + 1));
         starting.is_suspect = incarnation <= starting.highest;

@@ -2,10 +2,11 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::time::Duration;
 
 use mqtt_st_quic::stp::{Role, Stp};
 
-use super::World;
+use super::{Counts, World};
 
 /// At every instant: no broker hangs below itself, and whoever holds an agreement as a child holds it with its parent. A cycle can only
 /// appear through the broker that changed last.
@@ -41,6 +42,55 @@ pub fn at_rest(world: &World) {
             ports_at_rest(world, broker);
         }
     }
+}
+
+/// Among those whose way to the root does not lead over an impostor: parents lead to the root that they name, and no better broker that
+/// they reach over honest ones is left out.
+pub fn honest(world: &World) {
+    for members in components(world) {
+        let honest = members.iter().copied().filter(|&broker| world.brokers[broker].lie.is_none());
+        for broker in honest {
+            let mut way = vec![broker];
+            let mut at = broker;
+            while let Some(parent) = world.parent(at).filter(|&parent| world.brokers[parent].lie.is_none()) {
+                assert!(!way.contains(&parent), "{way:?} is a cycle");
+                way.push(parent);
+                at = parent;
+            }
+            let is_misled = world.parent(at).is_some();
+            let named = stp(world, at).tree().root;
+            assert!(is_misled || !stp(world, at).is_root() || named == world.brokers[at].claim, "{at} is no root");
+            assert!(is_misled || named >= world.brokers[broker].claim, "broker {broker} is better than its root");
+        }
+    }
+}
+
+/// At rest, a message that is published anywhere comes once to every broker that can be reached, over as many links as there are others.
+pub fn messages(world: &mut World, events_max: u64) {
+    for members in components(world) {
+        let publishers = [members[0], members[members.len() / 2], members[members.len() - 1]];
+        for publisher in publishers {
+            let (messages, duplicates) = (world.counts.messages, world.counts.duplicates);
+            let message = world.publish(publisher);
+            world.run(events_max);
+            for &broker in &members {
+                assert!(world.brokers[broker].seen.contains(&message), "broker {broker} lacks what {publisher} published");
+            }
+            assert_eq!(world.counts.duplicates, duplicates, "a message came twice");
+            assert_eq!(world.counts.messages - messages, members.len() as u64 - 1);
+        }
+    }
+}
+
+/// While nothing happens, nothing changes: no move, no other tree, no BPDU.
+pub fn stays_at_rest(world: &mut World, during: Duration) {
+    let before = world.counts;
+    world.run_until(world.elapsed() + during);
+    if world.counts.detections == before.detections {
+        let of = |counts: Counts| (counts.trees, counts.moves, counts.bpdus, counts.opens);
+        assert_eq!(of(world.counts), of(before), "something changed while nothing happened");
+    }
+    world.run(u64::MAX / 2);
 }
 
 /// The Root port and the parent's Designated port hold the same agreement; nothing else forwards.

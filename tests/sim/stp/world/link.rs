@@ -29,6 +29,8 @@ pub struct Link {
     pub generation: Option<u64>,
     /// Which ends know of `generation` and hold it for alive.
     pub is_up: [bool; 2],
+    /// In which of their lives the brokers began `generation`.
+    lives: [u64; 2],
     /// Ends that have not finished the handshake of `generation`.
     pub(super) joining: u8,
     pub(super) watches: [Option<Watch>; 2],
@@ -64,6 +66,7 @@ impl World {
             is_cut: [true, true],
             generation: None,
             is_up: [false, false],
+            lives: [0, 0],
             joining: 0,
             watches: [None, None],
             directions: [Direction::default(); 2],
@@ -80,10 +83,12 @@ impl World {
         self.links_of[a].iter().copied().find(|&link| self.links[link].ends.contains(&b))
     }
 
-    /// The broker at the other end of a port, if the link still is what the port takes it for.
+    /// The broker at the other end of a port, if it still lives the life in which the link came up and the link was not replaced.
     pub fn peer(&self, broker: usize, port: PortId) -> Option<usize> {
         let (link, end) = self.end_of(broker, port);
-        (self.links[link].generation == Some(port.generation)).then_some(self.links[link].ends[1 - end])
+        let Link { generation, ends, lives, .. } = &self.links[link];
+        let peer = ends[1 - end];
+        (*generation == Some(port.generation) && lives[1 - end] == self.brokers[peer].lives).then_some(peer)
     }
 
     /// What `peer` calls the port of which `broker` says `port`.
@@ -177,6 +182,7 @@ impl World {
         connecting.generation = Some(generation);
         connecting.is_up = [false, false];
         connecting.joining = 2;
+        connecting.lives = connecting.ends.map(|end| self.brokers[end].lives);
         connecting.streams = Default::default();
         for end in [0, 1] {
             let at = self.queue.now() + self.draw_delay(link);
@@ -190,7 +196,8 @@ impl World {
         }
         self.links[link].joining -= 1;
         let (broker, port) = self.port_at(link, end, generation);
-        if self.brokers[broker].stp.is_none() || !self.settle_incarnation(broker, self.links[link].ends[1 - end]) {
+        let is_alive = self.brokers[broker].stp.is_some() && self.links[link].lives[end] == self.brokers[broker].lives;
+        if !is_alive || !self.settle_incarnation(broker, self.links[link].ends[1 - end]) {
             return;
         }
         // The old link's death may not have been noticed yet.

@@ -219,6 +219,11 @@ impl World {
         self.queue.schedule(self.queue.now() + delay, Event::Inject { broker, input });
     }
 
+    /// Schedules a message that a client publishes.
+    pub fn publish_after(&mut self, delay: Duration, broker: usize) {
+        self.queue.schedule(self.queue.now() + delay, Event::Publish { broker });
+    }
+
     /// Whether nothing is left to happen but hellos, and both ends of every link know what it is.
     pub fn is_at_rest(&self) -> bool {
         !self.queue.has_work() && self.unsettled == 0
@@ -288,6 +293,9 @@ impl World {
             Event::Inject { broker, input } => {
                 self.is_disturbed = true;
                 self.feed(broker, input);
+            }
+            Event::Publish { broker } => {
+                self.publish(broker);
             }
             Event::Timeout { broker } => self.timeout(broker),
             Event::LinkUp { link, generation, end } => self.link_up(link, generation, end),

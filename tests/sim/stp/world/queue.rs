@@ -53,6 +53,10 @@ pub enum Event {
         broker: usize,
     },
     Fault(Fault),
+    /// A client publishes a message.
+    Publish {
+        broker: usize,
+    },
     Inject {
         broker: usize,
         input: Input,

@@ -28,11 +28,16 @@ pub(super) struct Watch {
 impl Watch {
     fn new(hello: Duration, rtt: Duration, now: Instant) -> Self {
         let path = Path { rtt, rtt_min: rtt, ..Path::default() };
-        Self { detection: Detection::new(hello, hello, hello / TICKS_PER_HELLO, now), cost: Cost::new(rtt, now), path, ticks: 0 }
+        Self {
+            detection: Detection::new(hello, hello, hello / TICKS_PER_HELLO, now),
+            cost: Cost::new(rtt, None, now),
+            path,
+            ticks: 0,
+        }
     }
 
     pub(super) fn received(&mut self) {
-        self.path.datagrams += 1;
+        self.path.frames += 1;
     }
 
     pub(super) fn sent(&mut self, is_lost: bool) {
@@ -44,7 +49,7 @@ impl Watch {
     fn measure(&mut self, rtt: Duration, now: Instant) -> bool {
         self.path.rtt = (7 * self.path.rtt + rtt) / 8;
         self.path.rtt_min = self.path.rtt_min.min(rtt);
-        self.cost.measure(rtt, now)
+        self.cost.measure(self.path, self.detection.hellos(), false, now)
     }
 }
 
@@ -101,13 +106,14 @@ impl World {
     }
 
     pub(super) fn hear_hello(&mut self, link: usize, generation: u64, end: usize, number: u64, echo: u64) {
+        let now = self.queue.now();
         let to = &mut self.links[link];
         if to.generation == Some(generation)
             && !to.is_cut[end]
             && let Some(watch) = &mut to.watches[end]
         {
             watch.received();
-            watch.detection.hear(number, echo);
+            watch.detection.hear(number, echo, now);
         }
     }
 
