@@ -17,6 +17,7 @@ use super::error::LinkError;
 use super::link::{Event, Link};
 use crate::clock;
 use crate::ids::{LaneId, OpenNumber};
+use crate::limits::{BLOCK_BYTES, CREDIT_BYTES_MAX, LANES_MAX, SEND_WINDOW_BYTES};
 use crate::replication::{Deliver, LaneBatch, LaneEvent, LaneReceiver, PortLane};
 use crate::task;
 
@@ -24,6 +25,10 @@ use crate::task;
 const LANE_STREAM: u8 = 1;
 /// What is taken from one lane at once: enough to fill packets, little enough that lanes take turns.
 const WRITE_BYTES: usize = 64 * 1024;
+/// What may be written of one lane without credit so that its CLOSE is out: the rest of a block that has begun. A message that is larger
+/// must go on by credit; a far side that gives none for long loses the link.
+const CLOSE_BYTES_MAX: usize = BLOCK_BYTES + 1024;
+const _: () = assert!(CLOSE_BYTES_MAX * 2 * LANES_MAX as usize <= (SEND_WINDOW_BYTES - CREDIT_BYTES_MAX) / 4 * 3);
 /// What one reader takes from its stream at once.
 const READ_BYTES: usize = 64 * 1024;
 /// A reader waits so long for ports that the ring is about to overtake.
@@ -40,7 +45,14 @@ pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
     let mut closing = Closing::default();
     let mut unyielding = 0;
     loop {
-        let budget = link.credit().await.min(WRITE_BYTES);
+        let budget = tokio::select! {
+            biased;
+            () = link.closing() => {
+                write_closes(link, &mut streams, &mut out, &mut closing).await?;
+                continue;
+            }
+            credit = link.credit() => credit.min(WRITE_BYTES),
+        };
         let (place, batch) = poll_fn(|context| poll_lanes(&streams, turn, context, budget, &mut out)).await;
         turn = place + 1;
         // Before the first byte goes: the far side may report it consumed before the last one is written.
@@ -61,6 +73,30 @@ pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Writes the CLOSEs that are due, without credit: a lane that is wedged must not hold up the tree. The far side may lack credit for as
+/// long as it likes: what fits into [`CLOSE_BYTES_MAX`] goes into QUIC's window beside the credit.
+async fn write_closes(
+    link: &Arc<Link>,
+    streams: &mut [(Arc<PortLane>, SendStream)],
+    out: &mut Vec<Bytes>,
+    closing: &mut Closing,
+) -> Result<(), LinkError> {
+    let lanes = streams.len();
+    for (place, (lane, stream)) in streams.iter_mut().enumerate() {
+        while let Some(batch) = lane.take_close(CLOSE_BYTES_MAX, out) {
+            link.writes(LaneId(u8::try_from(place).unwrap_or(u8::MAX)), batch.bytes);
+            stream.write_all_chunks(out).await?;
+            out.clear();
+            if let Some(number) = batch.closed
+                && closing.confirm(number, lanes)
+            {
+                link.tell(Event::LanesClosed { port: link.id, number }).await;
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn open(link: &Link, lane: LaneId) -> Result<SendStream, LinkError> {

@@ -95,6 +95,8 @@ pub(super) struct Link {
     health: Mutex<Health>,
     credit: Mutex<Credit>,
     credit_freed: Notify,
+    /// CLOSEs wait that need no credit.
+    closing: Notify,
     reports: Mutex<Reports>,
     /// A report has become more urgent.
     report_due: Notify,
@@ -137,6 +139,7 @@ pub(super) fn start(
         health: Mutex::new(Health::from(&detection)),
         credit: Mutex::new(Credit::new(lanes, now)),
         credit_freed: Notify::new(),
+        closing: Notify::new(),
         reports: Mutex::new(Reports::new(lanes)),
         report_due: Notify::new(),
         queue: ControlQueue::default(),
@@ -224,6 +227,17 @@ impl Link {
             }
             self.credit_freed.notified().await;
         }
+    }
+
+    /// Closes all lanes, those as well that wait for credit.
+    pub(super) fn close_lanes(&self, number: &OpenNumber) {
+        self.port.close(number);
+        self.closing.notify_one();
+    }
+
+    /// Waits until lanes have been told to close.
+    pub(super) async fn closing(&self) {
+        self.closing.notified().await;
     }
 
     /// A lane is about to write so much.

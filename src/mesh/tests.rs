@@ -598,6 +598,55 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
     (trips, received)
 }
 
+/// The other end takes packets and never says that it has consumed anything of its lanes.
+#[tokio::test]
+async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
+    let ours = authority();
+    let [(mut a, a_shows), (mut b, b_shows)] = [local(&ours, "m", "a"), local(&ours, "m", "b")];
+    // So slow that the detection does not come first: the other end says no hellos either.
+    [&mut a, &mut b].map(|local| Arc::get_mut(local).unwrap().hello = crate::limits::HELLO_TIME_MAX);
+    let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
+    let dialling = async {
+        let connection = from.connect(to.local_addr().unwrap(), identity::DIAL_NAME).unwrap().await.unwrap();
+        handshake::dial(&a, connection).await.unwrap()
+    };
+    let accepting = async {
+        let connection = to.accept().await.unwrap().accept().unwrap().await.unwrap();
+        Side::start(handshake::accept(&b, connection).await.unwrap(), &b)
+    };
+    let (wedged, Side { link, mut events, replication }) = tokio::join!(dialling, accepting);
+    let claim = RootClaim { priority: 1, capacity: 1, id: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
+    let number = crate::ids::OpenNumber { count: 1, child: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
+    let open = crate::ids::OpenMark { tree: crate::ids::TreeId { epoch: 1, root: claim }, number };
+    link.port.answer(&open, clock::now());
+    let mut streams = Vec::new();
+    for lane in 0..2 * LANES {
+        let mut bytes = vec![1, lane];
+        crate::frame::lane::put_open(&mut bytes, &open, false, &[]);
+        let mut stream = wedged.connection.open_uni().await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        streams.push(stream);
+    }
+    let (mut batch, payload) = (LocalBatch::new(), vec![7; 10_000]);
+    for n in 0..200 {
+        let topic = format!("t/{}", n % 8);
+        let (payload, qos) = (&payload[..], QoS::AtLeastOnce);
+        batch
+            .push(&replication, &MeshMessage { topic: &topic, payload, qos, retain: false, expiry_seconds: None, properties: &[] });
+        replication.publish(&mut batch, clock::now());
+    }
+    let received = || wedged.connection.stats().udp_rx.bytes;
+    until("all credit is used", || (received() > crate::limits::CREDIT_BYTES_MIN as u64).then_some(())).await;
+    link.close_lanes(&number);
+    loop {
+        match tokio::time::timeout(PATIENCE, events.recv()).await.expect("the CLOSE is written").unwrap() {
+            link::Event::LanesClosed { number: closed, .. } => break assert_eq!(closed, number),
+            link::Event::Down { error, .. } => panic!("the link went down first: {error}"),
+            _ => {}
+        }
+    }
+}
+
 struct Ignore;
 
 impl Deliver for Ignore {

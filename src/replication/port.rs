@@ -207,6 +207,20 @@ impl PortLane {
         Poll::Ready(batch)
     }
 
+    /// The next CLOSE with what must go before it, if that comes to at most `bytes_max`: for a writer that has no credit. There is little
+    /// before it as a rule, the rest of one block, because no more is encoded ahead than was asked for.
+    pub fn take_close(&self, bytes_max: usize, out: &mut Vec<Bytes>) -> Option<LaneBatch> {
+        let mut sender = self.sender.lock();
+        if sender.outgoing.bytes_to_close()? > bytes_max {
+            return None;
+        }
+        let mut batch = LaneBatch::default();
+        batch.closed = sender.outgoing.hand_out(bytes_max, &mut batch.bytes, out);
+        drop(sender);
+        self.replication.counters.bytes_sent.add(batch.bytes as u64);
+        Some(batch)
+    }
+
     /// For the lane's reader: ready unless what comes from here comes so fast that the ring is about to overtake another port. Then it
     /// had better not say yet that it has consumed what it read: so the lag goes from broker to broker to where the publisher is. As
     /// only other ports count, no two readers of a tree wait for each other. QoS 0 is dropped instead.
@@ -510,6 +524,13 @@ impl Outgoing {
             self.bytes += body.len();
             self.pieces.push_back(Piece::Bytes(body.clone()));
         }
+    }
+
+    /// Bytes to hand out until a CLOSE is out; `None` if there is none.
+    fn bytes_to_close(&self) -> Option<usize> {
+        let bytes = |piece: &Piece| if let Piece::Bytes(bytes) = piece { bytes.len() } else { 0 };
+        let close = self.pieces.iter().position(|piece| matches!(piece, Piece::Closed(_)))?;
+        Some(self.pieces.iter().take(close).map(bytes).sum())
     }
 
     fn end_piece(&mut self) {

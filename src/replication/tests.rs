@@ -599,6 +599,39 @@ fn what_a_peer_may_not_send_closes_the_link() {
     }
 }
 
+#[test]
+fn a_close_needs_no_credit_and_waits_for_one_block_at_most() {
+    let now = start();
+    let lane = Broker::new(1, now).replication.lane_for("t", QoS::AtLeastOnce).index();
+    // However far the block of before has gone; with the largest messages more may be left of it than goes without credit.
+    for (cut, size, fits) in [(1, 100, true), (20, 100, true), (90, 100, true), (50, 900, false)] {
+        let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
+        let mark = pair.open(now);
+        let payloads: Vec<String> = (0..20).map(|n| format!("{n:0>size$}")).collect();
+        pair.child.publish_all(&payloads.iter().map(String::as_str).collect::<Vec<_>>(), now);
+        let mut out = Vec::new();
+        let port_lane = Arc::clone(&pair.up.port.lanes()[lane]);
+        assert!(port_lane.poll(&mut Context::from_waker(Waker::noop()), now, cut, &mut out).is_ready());
+        assert_eq!(port_lane.take_close(500, &mut out), None, "nobody has closed");
+        pair.up.port.close(&mark.number);
+        let closed = port_lane.take_close(500, &mut out).and_then(|batch| batch.closed);
+        assert_eq!(closed, fits.then_some(mark.number));
+        assert_eq!(port_lane.take_close(500, &mut out), None, "once");
+        let mut events = Vec::new();
+        let received = pair.down.receivers[lane].receive(&out.concat(), now, &mut pair.parent.inbox, &mut events);
+        assert_eq!(received, Ok(()));
+        assert_eq!(events, fits.then_some(LaneEvent::CloseReceived(mark.number)).into_iter().collect::<Vec<_>>());
+        assert!(pair.parent.got().len() <= 2);
+        // What was left goes with the next agreement.
+        pair.flow_up(now).unwrap();
+        pair.down.port.close(&mark.number);
+        pair.flow_down(now).unwrap();
+        pair.open(now);
+        pair.flow_up(now).unwrap();
+        assert_eq!(pair.parent.got(), payloads);
+    }
+}
+
 /// A newcomer asks, takes its question back and asks anew. Meanwhile the parent has answered the first question.
 #[test]
 fn an_answer_to_a_voided_question_does_no_harm() {

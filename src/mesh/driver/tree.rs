@@ -36,7 +36,7 @@ impl Driver {
             }
             Output::OpenLanes { port, open } => self.on_link(port, |link| link.port.open(&open, now)),
             Output::AnswerOpen { port, open } => self.on_link(port, |link| link.port.answer(&open, now)),
-            Output::CloseLanes { port, number } => self.on_link(port, |link| link.port.close(&number)),
+            Output::CloseLanes { port, number } => self.on_link(port, |link| link.close_lanes(&number)),
             Output::Refuse { port, error } => self.on_link(port, |link| link.fail(error.into())),
             Output::TreeChanged { tree, is_root, cause } => {
                 let root = self.name_of(tree.root.id);
