@@ -18,7 +18,10 @@ mod client;
 mod commands;
 mod demo;
 mod foreign;
+mod healing;
 mod mesh;
+mod paths;
+mod relay;
 mod serve;
 #[path = "../conformance/wire.rs"]
 #[expect(dead_code, reason = "see above")]
