@@ -75,7 +75,7 @@ mod tests {
     use crate::shared::LastChange;
 
     fn link(name: &str, role: LinkRole, state: LinkState) -> LinkRecord {
-        LinkRecord { peer: BrokerId(10), name: name.to_owned(), role, state, cost: 2, rtt_us: 310, loss: 0.25 }
+        LinkRecord { peer: BrokerId(10), name: name.to_owned(), address: None, role, state, cost: 2, rtt_us: 310, loss: 0.25 }
     }
 
     fn status() -> Status {
