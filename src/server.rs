@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -50,6 +51,20 @@ pub enum StartError {
     Admin(#[from] AdminError),
 }
 
+/// Keys of the configuration that a reload applies; `log.filter` is the program's to apply.
+const RELOADED: [&str; 5] = ["log.filter", "mesh.cafile", "mesh.certfile", "mesh.crlfile", "mesh.keyfile"];
+
+/// A configuration that a running broker cannot take; it goes on as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The certificates of `[mesh]`.
+    #[error(transparent)]
+    Credentials(#[from] TlsError),
+    /// The mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+}
+
 /// Where a broker can be reached; what `--ready-file` holds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Addresses {
@@ -67,6 +82,8 @@ pub struct Addresses {
 #[derive(Debug)]
 pub struct Server {
     parts: Arc<Parts>,
+    /// What it runs with.
+    config: Mutex<Config>,
     addresses: Addresses,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
@@ -118,7 +135,26 @@ impl Server {
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, addresses, stop, listeners, timer, sys, _admin: admin })
+        Ok(Self { parts, config: Mutex::new(config.clone()), addresses, stop, listeners, timer, sys, _admin: admin })
+    }
+
+    /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, read anew even where their names are the
+    /// same. No client and no link is lost by it, but for links whose peers are no longer admitted. Returns the keys, dotted, that have
+    /// changed and need a restart.
+    ///
+    /// # Errors
+    /// See [`ReloadError`]: nothing has changed then.
+    pub fn reload(&self, config: &Config) -> Result<Vec<String>, ReloadError> {
+        let mut present = self.config.lock();
+        if let (Some(handle), Some(present), Some(new)) = (&self.parts.mesh, &mut present.mesh, &config.mesh) {
+            handle.reload(Credentials::load(new)?)?;
+            present.cafile.clone_from(&new.cafile);
+            present.certfile.clone_from(&new.certfile);
+            present.keyfile.clone_from(&new.keyfile);
+            present.crlfile.clone_from(&new.crlfile);
+        }
+        let changes = present.changes(config).into_iter();
+        Ok(changes.filter(|key| !RELOADED.contains(&key.as_str())).collect())
     }
 
     /// Where it can be reached.

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 
-use super::{log, settings::Settings, signals::Signals};
+use super::log::{self, Refilter};
+use super::settings::Settings;
+use super::signals::{Signals, Wish};
 use crate::config::Config;
 use crate::server::{Addresses, Server};
 
@@ -25,12 +27,12 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = arguments.settings.load(arguments.config.as_ref())?;
-    log::start(&config.log)?;
+    let refilter = log::start(&config.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
-    runtime.block_on(serve(&config, arguments.ready_file.as_deref()))
+    runtime.block_on(serve(&config, arguments, &refilter))
 }
 
-async fn serve(config: &Config, ready_file: Option<&Path>) -> anyhow::Result<ExitCode> {
+async fn serve(config: &Config, arguments: &Arguments, refilter: &Refilter) -> anyhow::Result<ExitCode> {
     // Before the start: a signal that comes during it is not lost, and does not kill us half-way.
     let mut signals = Signals::new().context("cannot catch signals")?;
     let server = Server::start(config, None)?;
@@ -45,20 +47,45 @@ async fn serve(config: &Config, ready_file: Option<&Path>) -> anyhow::Result<Exi
         health = ?addresses.health,
         "ready"
     );
-    if let Some(path) = ready_file {
+    if let Some(path) = &arguments.ready_file {
         write_ready_file(path, addresses)?;
     }
-    notify(sd_notify::NotifyState::Ready);
-    let signal = tokio::select! {
-        signal = signals.stop() => signal,
-        error = server.failed() => return Err(error.into()),
+    notify(&[sd_notify::NotifyState::Ready]);
+    let signal = loop {
+        tokio::select! {
+            wish = signals.wish() => match wish {
+                Wish::Stop(signal) => break signal,
+                Wish::Reload => read_anew(&server, arguments, refilter),
+            },
+            error = server.failed() => return Err(error.into()),
+        }
     };
     tracing::info!(signal, "stopping; once more ends at once");
-    notify(sd_notify::NotifyState::Stopping);
+    notify(&[sd_notify::NotifyState::Stopping]);
     tokio::select! {
         () = server.shutdown() => Ok(ExitCode::SUCCESS),
         _ = signals.stop() => Ok(ExitCode::FAILURE),
     }
+}
+
+/// Reads the configuration and the files that it names once more. If anything is wrong in them, the broker goes on as it was.
+fn read_anew(server: &Server, arguments: &Arguments, refilter: &Refilter) {
+    tracing::info!("SIGHUP: reading the configuration anew");
+    let since = sd_notify::NotifyState::monotonic_usec_now();
+    notify(&[sd_notify::NotifyState::Reloading].into_iter().chain(since).collect::<Vec<_>>());
+    let done = arguments.settings.load(arguments.config.as_ref()).and_then(|config| {
+        let filter = log::check(&config.log)?;
+        let need_restart = server.reload(&config)?;
+        refilter(filter)?;
+        Ok(need_restart)
+    });
+    match done {
+        Ok(keys) if keys.is_empty() => tracing::info!("reloaded"),
+        Ok(keys) => tracing::warn!(keys = keys.join(", "), "reloaded, but a changed key needs a restart"),
+        // The chain of causes in one line.
+        Err(error) => tracing::error!(error = format!("{error:#}"), "not reloaded: the broker goes on as it was"),
+    }
+    notify(&[sd_notify::NotifyState::Ready]);
 }
 
 /// The file appears whole: who waits for it never reads half of it.
@@ -72,8 +99,8 @@ fn write_ready_file(path: &Path, addresses: &Addresses) -> anyhow::Result<()> {
 }
 
 /// Tells systemd, if it asked to be told.
-fn notify(state: sd_notify::NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot tell the service manager");
     }
 }

@@ -9,6 +9,14 @@ pub(super) struct Signals {
     hang_up: Signal,
 }
 
+/// What somebody wants of us.
+pub(super) enum Wish {
+    /// By this signal.
+    Stop(&'static str),
+    /// The configuration is to be read anew: SIGHUP.
+    Reload,
+}
+
 impl Signals {
     /// Catches them from now on; needs a runtime.
     ///
@@ -22,14 +30,21 @@ impl Signals {
         })
     }
 
-    /// Waits until somebody wants us to stop, and says by what.
+    /// Waits until somebody wants us to stop, and says by what. A hang-up is nothing to those who have nothing to read anew.
     pub(super) async fn stop(&mut self) -> &'static str {
         loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hang_up.recv() => tracing::info!("SIGHUP: the configuration is read at the start only; restart to change it"),
+            if let Wish::Stop(signal) = self.wish().await {
+                return signal;
             }
+        }
+    }
+
+    /// Waits until somebody wants something of us.
+    pub(super) async fn wish(&mut self) -> Wish {
+        tokio::select! {
+            _ = self.terminate.recv() => Wish::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => Wish::Stop("SIGINT"),
+            _ = self.hang_up.recv() => Wish::Reload,
         }
     }
 }

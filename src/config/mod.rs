@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
+mod changes;
 mod error;
 mod load;
 mod rules;

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use quinn::{Endpoint, Incoming};
+use quinn::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use super::complaints::Complaints;
 use super::error::LinkError;
+use super::gate::Gate;
 use super::handshake::{self, Candidate, HANDSHAKE_TIMEOUT, Local};
-use super::identity::DIAL_NAME;
 use crate::clock;
 use crate::config::{Discovery, HostPort};
 use crate::ids::BrokerId;
@@ -60,7 +60,7 @@ pub(super) struct Proposal {
 /// What connecting needs.
 #[derive(Debug)]
 pub(super) struct Connector {
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: Gate,
     pub(super) local: Arc<Local>,
     pub(super) proposals: mpsc::Sender<Proposal>,
     pub(super) links_max: usize,
@@ -246,8 +246,7 @@ impl Connector {
     }
 
     async fn dial(&self, address: SocketAddr, patience: Duration) -> Result<(BrokerId, Duration), LinkError> {
-        let connecting =
-            self.endpoint.connect(address, DIAL_NAME).map_err(|_| LinkError::Stream("the address cannot be dialled"))?;
+        let connecting = self.endpoint.connect(address).map_err(|_| LinkError::Stream("the address cannot be dialled"))?;
         let connection = tokio::time::timeout(patience, connecting).await.map_err(|_| LinkError::Timeout(patience))??;
         self.propose(handshake::dial(&self.local, connection).await?).await
     }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use quinn::{AckFrequencyConfig, ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::tls::Credentials;
+use super::gate::Gate;
+use super::tls::{Credentials, SharedCredentials};
 use crate::limits::{CREDIT_BYTES_MAX, HELLO_TIME_MAX, SEND_WINDOW_BYTES};
 
 /// The kernel's buffer each way: what a burst needs while our thread does not run (quinn#2262).
@@ -43,16 +44,26 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// The endpoint on `socket`; to be called inside the runtime that shall drive it. `lanes` are all lanes of a link, of both QoS classes.
-pub(super) fn open(socket: UdpSocket, credentials: &Credentials, lanes: usize) -> io::Result<Endpoint> {
+pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, lanes: usize) -> io::Result<Gate> {
     let transport = Arc::new(transport(lanes));
-    let mut server = ServerConfig::with_crypto(credentials.server());
-    server.transport_config(Arc::clone(&transport));
-    server.max_incoming(INCOMING_MAX);
-    let mut client = ClientConfig::new(credentials.client());
-    client.transport_config(transport);
-    let mut endpoint = Endpoint::new(EndpointConfig::default(), Some(server), socket, Arc::new(quinn::TokioRuntime))?;
-    endpoint.set_default_client_config(client);
-    Ok(endpoint)
+    let server = server_config(&credentials.load(), &transport);
+    let endpoint = Endpoint::new(EndpointConfig::default(), Some(server), socket, Arc::new(quinn::TokioRuntime))?;
+    Ok(Gate::new(endpoint, transport, Arc::clone(credentials)))
+}
+
+/// How peers are met that dial us.
+pub(super) fn server_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ServerConfig {
+    let mut config = ServerConfig::with_crypto(credentials.server());
+    config.transport_config(Arc::clone(transport));
+    config.max_incoming(INCOMING_MAX);
+    config
+}
+
+/// How peers are dialled.
+pub(super) fn client_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ClientConfig {
+    let mut config = ClientConfig::new(credentials.client());
+    config.transport_config(Arc::clone(transport));
+    config
 }
 
 fn transport(lanes: usize) -> TransportConfig {

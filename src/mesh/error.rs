@@ -8,6 +8,7 @@ use quinn::{ConnectionError, ReadError, VarInt, WriteError};
 use super::credit::CreditError;
 use super::identity::IdentityError;
 use super::incarnation::IncarnationError;
+use super::tls::Objection;
 use crate::frame::FrameError;
 use crate::ids::BrokerId;
 use crate::link::Death;
@@ -30,6 +31,9 @@ pub enum LinkError {
     /// The peer's certificate names no broker.
     #[error("{0}")]
     Identity(#[from] IdentityError),
+    /// The peer's certificate admits it no more, or never did.
+    #[error("the peer is not admitted: {0}")]
+    Certificate(#[from] Objection),
     /// The peer's certificate is of another mesh.
     #[error("the peer's certificate is of mesh {theirs:?}, this is {ours:?}")]
     OtherMesh {
@@ -129,6 +133,7 @@ impl LinkError {
             Self::Shutdown | Self::Connection(_) | Self::Stream(_) => CloseCode::Shutdown,
             Self::Timeout(_) => CloseCode::Timeout,
             Self::Identity(_) | Self::OtherMesh { .. } | Self::OtherBroker { .. } => CloseCode::Identity,
+            Self::Certificate(_) => CloseCode::Certificate,
             Self::Version { .. } | Self::Lanes { .. } => CloseCode::Incompatible,
             Self::Oneself | Self::Clone | Self::Incarnation(_) => CloseCode::Oneself,
             Self::Linked(_) | Self::Superseded | Self::Stale => CloseCode::Rival,
@@ -149,6 +154,7 @@ impl LinkError {
             Self::Stream(_) => "stream",
             Self::Timeout(_) => "no_answer",
             Self::Identity(_) | Self::OtherBroker { .. } => "identity",
+            Self::Certificate(_) => "certificate",
             Self::OtherMesh { .. } => "other_mesh",
             Self::Version { .. } | Self::Lanes { .. } => "incompatible",
             Self::Oneself => "oneself",
@@ -223,6 +229,7 @@ pub(super) enum CloseCode {
     Tree = 8,
     Dead = 9,
     Stalled = 10,
+    Certificate = 11,
 }
 
 impl CloseCode {
@@ -238,6 +245,7 @@ fn connection_reason(error: &ConnectionError) -> &'static str {
         ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Rival.number() => "rival",
         ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Oneself.number() => "oneself",
         ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::TooManyLinks.number() => "too_many_links",
+        ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Certificate.number() => "own_certificate",
         ConnectionError::ApplicationClosed(_) => "closed_by_peer",
         ConnectionError::ConnectionClosed(close) if alert(u64::from(close.error_code), "").is_some() => "own_certificate",
         ConnectionError::TransportError(error) if alert(u64::from(error.code), "").is_some() => "certificate",

@@ -105,11 +105,18 @@ pub(super) fn refuse(connection: &Connection, error: &LinkError) {
     connection.close(error.code().number(), error.to_string().as_bytes());
 }
 
+const NO_CERTIFICATE: &str = "the peer shows no certificate";
+
+/// The certificates that the peer has shown, its own first.
+pub(super) fn peer_chain(connection: &Connection) -> Result<Vec<CertificateDer<'static>>, LinkError> {
+    let chain = connection.peer_identity().and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
+    chain.map(|chain| *chain).ok_or(LinkError::Stream(NO_CERTIFICATE))
+}
+
 /// Whose certificate the peer has shown. TLS has checked that our authority signed it and that its time is now.
 fn certified(connection: &Connection, own: &Identity) -> Result<BrokerId, LinkError> {
-    let chain = connection.peer_identity().and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
-    let first = chain.as_ref().and_then(|chain| chain.first()).ok_or(LinkError::Stream("the peer shows no certificate"))?;
-    let identity = Identity::of_certificate(first)?;
+    let chain = peer_chain(connection)?;
+    let identity = Identity::of_certificate(chain.first().ok_or(LinkError::Stream(NO_CERTIFICATE))?)?;
     if identity.mesh == own.mesh {
         Ok(identity.id)
     } else {

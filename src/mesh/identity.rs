@@ -78,7 +78,8 @@ impl Identity {
         }
     }
 
-    fn parse(uri: &str) -> Option<Self> {
+    /// Reads what [`Identity::uri`] writes, and nothing else.
+    pub(super) fn parse(uri: &str) -> Option<Self> {
         let (mesh, id) = uri.strip_prefix(SCHEME)?.split_once("/broker/")?;
         check_name(mesh).ok()?;
         // Exactly the form that `uri` writes: one broker never has two spellings.

@@ -171,6 +171,9 @@ impl MeshHandle {
         let (is_root, joined) = (f64::from(u8::from(place.is_root)), f64::from(u8::from(place.distance.is_some())));
         samples.push(Sample::gauge("mesh_root", "1 if this broker is the root of its tree", is_root));
         samples.push(Sample::gauge("mesh_joined", "0 if this broker has no way to a root", joined));
+        let expires = self.certificate_expires().as_secs_f64();
+        let help = "When this broker's certificate expires, in seconds since 1970";
+        samples.push(Sample::gauge("mesh_certificate_expiry_timestamp_seconds", help, expires));
         samples.push(Sample::gauge("mesh_epoch", "Epoch of the tree", place.epoch as f64));
         samples.push(Sample::gauge("mesh_brokers", "Brokers that can be reached, this one among them", status.brokers as f64));
         samples

@@ -4,11 +4,12 @@
 //! | file | duty |
 //! |---|---|
 //! | `identity`, `pki`, `crl`, `tls` | certificates: who is who, making them, taking them back, trusting them |
-//! | `endpoint` | the UDP socket and QUIC's settings |
+//! | `endpoint`, `gate` | the UDP socket and QUIC's settings; the credentials of each handshake |
 //! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `incarnation`, `capacity` | what this broker says of itself |
+//! | `expiry` | when to warn of our own certificate |
 //! | `counters` | what was not taken from peers, counted |
 //! | `metrics`, `events`, `status` | what it counts and tells of itself |
 //! | `driver` | the one task that owns the tree, the links and the records |
@@ -27,8 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use quinn::Endpoint;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tracing::{error, warn};
 
 use crate::config;
@@ -49,6 +49,8 @@ mod driver;
 mod endpoint;
 mod error;
 mod events;
+mod expiry;
+mod gate;
 mod handshake;
 pub mod identity;
 mod incarnation;
@@ -71,11 +73,12 @@ pub use status::{Place, Status, Watcher};
 use complaints::Complaints;
 use connect::Connector;
 use driver::{Book, Driver, Settings};
+use gate::Gate;
 use handshake::Local;
 use identity::{Identity, IdentityError};
 use incarnation::Life;
 use roster::Roster;
-use tls::Credentials;
+use tls::{Credentials, SharedCredentials};
 
 /// Makes, for each lane that a link brings in, what hands its messages to local subscribers.
 pub type DeliverFactory = Arc<dyn Fn() -> Box<dyn Deliver + Send> + Send + Sync>;
@@ -152,6 +155,20 @@ pub enum MeshError {
         /// The configuration's.
         id: BrokerId,
     },
+    /// A reload that would make another broker of this one.
+    #[error(
+        "mesh.certfile is now of broker {certified} of mesh {certified_mesh:?}, this is broker {id} of mesh {mesh:?}: restart to change that"
+    )]
+    ChangedIdentity {
+        /// The new certificate's.
+        certified: BrokerId,
+        /// The new certificate's.
+        certified_mesh: String,
+        /// Ours.
+        id: BrokerId,
+        /// Ours.
+        mesh: String,
+    },
     /// The incarnation.
     #[error(transparent)]
     Incarnation(#[from] IncarnationError),
@@ -206,6 +223,10 @@ pub struct MeshHandle {
     mesh: String,
     address: SocketAddr,
     book: Arc<Book>,
+    gate: Gate,
+    credentials: SharedCredentials,
+    /// Tells the driver that the credentials are others.
+    reloaded: Arc<Notify>,
     stop: watch::Sender<Stop>,
     ended: watch::Receiver<Option<Result<(), Arc<MeshError>>>>,
 }
@@ -238,7 +259,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         life: parking_lot::Mutex::new(life),
         roster: Roster::new(),
         metrics: Arc::default(),
-        credentials: Arc::new(ArcSwap::from_pointee(config.credentials.clone())),
+        credentials: Arc::new(ArcSwap::from_pointee(config.credentials)),
     });
     let settings = Settings {
         local: Arc::clone(&local),
@@ -253,8 +274,8 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
     let (stop, stop_out) = watch::channel(Stop::No);
     let (ended_in, ended) = watch::channel(None);
     let (driver, inputs) = Driver::new(settings, proposals_out, stop_out);
-    let book = driver.book();
-    let mesh = config.mesh.name.clone();
+    let (book, reloaded) = (driver.book(), Arc::clone(&inputs.reloaded));
+    let (mesh, credentials) = (config.mesh.name.clone(), Arc::clone(&local.credentials));
     let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
     let body = move || {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -262,20 +283,20 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
             Err(error) => return drop(ready.send(Err(MeshError::Thread(error)))),
         };
         let context = runtime.enter();
-        let endpoint = match endpoint::open(socket, &config.credentials, usize::from(replication.lanes())) {
-            Ok(endpoint) => endpoint,
+        let gate = match endpoint::open(socket, &local.credentials, usize::from(replication.lanes())) {
+            Ok(gate) => gate,
             Err(source) => return drop(ready.send(Err(MeshError::Bind { address: listen, source }))),
         };
         drop(context);
-        let _ = ready.send(Ok(()));
-        let ended = runtime.block_on(run(config.mesh, endpoint, local, proposals, driver, inputs));
+        let _ = ready.send(Ok(gate.clone()));
+        let ended = runtime.block_on(run(config.mesh, gate, local, proposals, driver, inputs));
         // What the tasks hold goes without being run once more: an abrupt end sends no goodbye.
         drop(runtime);
         let _ = ended_in.send(Some(ended.map_err(Arc::new)));
     };
     task::thread("mesh", body).map_err(MeshError::Thread)?;
-    is_ready.recv().unwrap_or_else(|_| Err(MeshError::Thread(std::io::Error::other("it ended at once"))))?;
-    Ok(MeshHandle { mesh, address, book, stop, ended })
+    let gate = is_ready.recv().unwrap_or_else(|_| Err(MeshError::Thread(std::io::Error::other("it ended at once"))))?;
+    Ok(MeshHandle { mesh, address, book, gate, credentials, reloaded, stop, ended })
 }
 
 /// Says what is wrong with credentials that are used all the same.
@@ -291,14 +312,14 @@ fn complain_of(credentials: &Credentials) {
 
 async fn run(
     mesh: config::Mesh,
-    endpoint: Endpoint,
+    gate: Gate,
     local: Arc<Local>,
     proposals: mpsc::Sender<connect::Proposal>,
     driver: Driver,
     inputs: driver::Inputs,
 ) -> Result<(), MeshError> {
     let connector = Arc::new(Connector {
-        endpoint: endpoint.clone(),
+        endpoint: gate.clone(),
         local,
         proposals,
         links_max: mesh.max_links,
@@ -308,9 +329,8 @@ async fn run(
     connect::dial(&connector, &mesh.peers, &mesh.discovery);
     let (stop, fatal) = driver.run(inputs).await;
     if stop == Stop::Graceful {
-        endpoint.close(error::CloseCode::Shutdown.number(), b"this broker stops");
-        // Long enough for the word to be sent; whoever misses it finds out by its detection.
-        let _ = tokio::time::timeout(GOODBYE, endpoint.wait_idle()).await;
+        // Who misses the word finds out by its detection.
+        gate.close(&LinkError::Shutdown, GOODBYE).await;
     }
     match fatal {
         Some(fatal) => {
@@ -326,6 +346,33 @@ impl MeshHandle {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Shows and trusts `credentials` from the next handshake on, in both directions. Links whose peers are no longer admitted are closed.
+    ///
+    /// # Errors
+    /// [`MeshError::OtherCertificate`] where they are of another broker; nothing has changed then.
+    pub fn reload(&self, credentials: Credentials) -> Result<(), MeshError> {
+        let (present, new) = (self.credentials.load().identity().clone(), credentials.identity());
+        if *new != present {
+            return Err(MeshError::ChangedIdentity {
+                certified: new.id,
+                certified_mesh: new.mesh.clone(),
+                id: present.id,
+                mesh: present.mesh,
+            });
+        }
+        complain_of(&credentials);
+        self.credentials.store(Arc::new(credentials));
+        self.gate.renew();
+        self.reloaded.notify_one();
+        Ok(())
+    }
+
+    /// Until when this broker's certificate is good, since the Unix epoch.
+    #[must_use]
+    pub fn certificate_expires(&self) -> Duration {
+        self.credentials.load().validity().not_after
     }
 
     /// The mesh as this broker knows it.

@@ -1,28 +1,37 @@
-//! Makes the certificates of a mesh: one authority, one certificate a broker, by the profile of `certs/README.md`. Used by the `certs`
-//! command and, in memory, by `demo`; a serving broker only reads what was made (see [`super::tls`]).
+//! Makes the certificates of a mesh: one authority, one certificate a broker, by the profile of `certs/README.md`; renews them, signs requests
+//! for them, takes them back. Used by the `certs` command and, in memory, by `demo`; a serving broker only reads what was made (see
+//! [`super::tls`]).
 //!
-//! Keys are written with mode 0600 and never over a file that is there.
+//! Invariants: what is signed is built anew from the names that it may carry, never copied from what was asked for. Serial numbers are
+//! random. Nothing is written over but by a renewal or a new revocation list, and these appear whole or not at all. Keys have mode 0600.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, SubjectPublicKeyInfo,
 };
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use time::OffsetDateTime;
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::{ExtendedKeyUsage, GeneralName, ParsedExtension};
+use x509_parser::prelude::{FromDer, X509Certificate, X509Name};
 
+use super::crl::{CrlError, RevocationList, Serial, since_epoch};
 use super::identity::{DIAL_NAME, Identity, IdentityError, check_name};
 use crate::clock;
 
 /// Days that an authority lasts unless asked otherwise.
 pub const AUTHORITY_DAYS_DEFAULT: u32 = 3_650;
-/// Days that a broker's certificate lasts unless asked otherwise.
+/// Days that a broker's certificate, or a revocation list, lasts unless asked otherwise.
 pub const BROKER_DAYS_DEFAULT: u32 = 397;
+
+/// What stands between the mesh's name and a number in the name of an authority.
+const AUTHORITY_WORDS: &str = " mesh authority ";
 
 /// A certificate is good from this long before it was made, for clocks that go slow.
 const CLOCK_SKEW: Duration = Duration::from_secs(3_600);
@@ -54,6 +63,37 @@ pub enum PkiError {
     /// An address or host name that no certificate can carry.
     #[error("{0:?} is neither an IP address nor a host name")]
     San(String),
+    /// A certificate that cannot be renewed: an authority's, or one with names that brokers' do not have.
+    #[error("it is no broker's certificate as `certs broker` makes them: {0}")]
+    NotRenewable(String),
+    /// A request that is not signed.
+    #[error("the request cannot be signed: {0}")]
+    Request(String),
+    /// A name that belongs to another mesh.
+    #[error("it is for mesh {asked:?}; this authority is mesh {ours:?}'s")]
+    OtherMesh {
+        /// In the request or certificate.
+        asked: String,
+        /// In the authority's name.
+        ours: String,
+    },
+    /// A certificate of somebody else.
+    #[error("it was issued by {issuer}; this authority is {ours}")]
+    OtherIssuer {
+        /// Who signed it, or says so.
+        issuer: String,
+        /// The authority at hand.
+        ours: String,
+    },
+    /// A certificate that was taken back is not renewed.
+    #[error("its certificate {0} is revoked: make a new one with `certs broker` or `certs sign`")]
+    Revoked(Serial),
+    /// A revocation list.
+    #[error(transparent)]
+    Crl(#[from] CrlError),
+    /// Two at the same file.
+    #[error("{0} is there: another `certs` is at work, or one was interrupted; remove it in that case")]
+    Busy(PathBuf),
     /// A date beyond what certificates can tell.
     #[error("a certificate cannot last until {0} s after 1970")]
     Date(u64),
@@ -79,15 +119,27 @@ impl Validity {
         Self { not_before: now.saturating_sub(CLOCK_SKEW), not_after: now + DAY * days }
     }
 
+    /// Of a certificate. Seconds only.
+    pub(super) fn of(certificate: &X509Certificate<'_>) -> Self {
+        let validity = certificate.validity();
+        Self { not_before: since_epoch(validity.not_before), not_after: since_epoch(validity.not_after) }
+    }
+
+    /// How long it lasts.
+    pub(super) fn life(self) -> Duration {
+        self.not_after.saturating_sub(self.not_before)
+    }
+
     fn set(self, params: &mut CertificateParams) -> Result<(), PkiError> {
-        let date = |at: Duration| {
-            let seconds = i64::try_from(at.as_secs()).map_err(|_| PkiError::Date(at.as_secs()))?;
-            OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| PkiError::Date(at.as_secs()))
-        };
         params.not_before = date(self.not_before)?;
         params.not_after = date(self.not_after)?;
         Ok(())
     }
+}
+
+fn date(at: Duration) -> Result<OffsetDateTime, PkiError> {
+    let seconds = i64::try_from(at.as_secs()).map_err(|_| PkiError::Date(at.as_secs()))?;
+    OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| PkiError::Date(at.as_secs()))
 }
 
 /// A certificate and its secret key, both PEM.
@@ -104,8 +156,16 @@ impl PemPair {
     /// # Errors
     /// A file that is there already, or that cannot be written.
     pub fn write(&self, dir: &Path, stem: &str) -> Result<(PathBuf, PathBuf), PkiError> {
+        self.write_as(dir, stem, "pem")
+    }
+
+    /// The same, with another extension than `pem`: a request's.
+    ///
+    /// # Errors
+    /// As [`PemPair::write`].
+    pub fn write_as(&self, dir: &Path, stem: &str, extension: &str) -> Result<(PathBuf, PathBuf), PkiError> {
         std::fs::create_dir_all(dir).map_err(|source| PkiError::File { path: dir.to_owned(), source })?;
-        let (certificate, key) = (dir.join(format!("{stem}.pem")), dir.join(format!("{stem}.key")));
+        let (certificate, key) = (dir.join(format!("{stem}.{extension}")), dir.join(format!("{stem}.key")));
         if certificate.exists() {
             return Err(PkiError::Exists(certificate));
         }
@@ -138,11 +198,12 @@ impl Authority {
         params.distinguished_name = rcgen::DistinguishedName::new();
         // The number tells two authorities of one mesh apart, for people and in errors: those of one name are told from each other by a bad
         // signature alone.
-        params.distinguished_name.push(DnType::CommonName, format!("{mesh} mesh authority {:08x}", rand::random::<u32>()));
+        params.distinguished_name.push(DnType::CommonName, format!("{mesh}{AUTHORITY_WORDS}{:08x}", rand::random::<u32>()));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         validity.set(&mut params)?;
-        let key = KeyPair::generate()?;
+        params.serial_number = Some(new_serial());
+        let key = new_key()?;
         let certificate = params.self_signed(&key)?.pem();
         Ok(Self { certificate, issuer: Issuer::new(params, key) })
     }
@@ -154,7 +215,7 @@ impl Authority {
     pub fn from_pem(pair: &PemPair) -> Result<Self, PkiError> {
         let key = KeyPair::from_pem(&pair.key)?;
         let der = first_certificate(&pair.certificate)?;
-        let (_, parsed) = X509Certificate::from_der(&der).map_err(|e| IdentityError::Unreadable(e.to_string()))?;
+        let parsed = parse(&der)?;
         if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
             return Err(PkiError::KeyMismatch);
         }
@@ -191,22 +252,263 @@ impl Authority {
     /// # Errors
     /// A name or address that cannot stand in a certificate; a date out of range.
     pub fn issue_broker(&self, mesh: &str, name: &str, sans: &[String], validity: Validity) -> Result<PemPair, PkiError> {
-        let identity = Identity::derive(mesh, name)?;
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.subject_alt_names = vec![SanType::URI(identity.uri().try_into()?), SanType::DnsName(DIAL_NAME.try_into()?)];
-        for san in sans {
-            params.subject_alt_names.push(parse_san(san)?);
-        }
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-        validity.set(&mut params)?;
-        let key = KeyPair::generate()?;
-        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        let key = new_key()?;
+        let certificate = self.certify(Holder::new(mesh, name, sans)?, &key, validity)?;
         Ok(PemPair { certificate, key: key.serialize_pem() })
     }
+
+    /// A broker's certificate once more: same broker, same names, same key unless `new_key` is given, other dates. The old one may be of
+    /// another authority, which is how a mesh changes to this one; `list` is what this authority has taken back.
+    ///
+    /// # Errors
+    /// A certificate that is no broker's, is of another mesh or was taken back.
+    pub fn renew(
+        &self,
+        certificate: &str,
+        new_key: Option<&KeyPair>,
+        list: Option<&RevocationList>,
+        validity: Validity,
+    ) -> Result<String, PkiError> {
+        let der = first_certificate(certificate)?;
+        let old = parse(&der)?;
+        let serial = Serial::from_bytes(old.raw_serial());
+        if list.is_some_and(|list| list.revoked_at(&serial).is_some()) && self.check_issued(&old).is_ok() {
+            return Err(PkiError::Revoked(serial));
+        }
+        if old.is_ca() {
+            return Err(PkiError::NotRenewable("it is an authority".to_owned()));
+        }
+        let names = old.subject_alternative_name().map_err(|error| PkiError::NotRenewable(error.to_string()))?;
+        let names = names.iter().flat_map(|names| &names.value.general_names);
+        let holder = Holder::read(old.subject(), names).map_err(PkiError::NotRenewable)?;
+        self.check_mesh(&holder)?;
+        match new_key {
+            Some(key) => self.certify(holder, key, validity),
+            None => self.certify(holder, &SubjectPublicKeyInfo::from_der(old.public_key().raw)?, validity),
+        }
+    }
+
+    /// A certificate for whoever made this request (RFC 2986), with its name. What it asks for is checked, and the certificate is built anew.
+    ///
+    /// # Errors
+    /// [`PkiError::Request`], [`PkiError::OtherMesh`]: anything but a request for one broker of this mesh, signed with the broker's key.
+    pub fn sign(&self, request: &str, validity: Validity) -> Result<(String, String), PkiError> {
+        let refused = |why: &str| PkiError::Request(why.to_owned());
+        let der = CertificateSigningRequestDer::from_pem_slice(request.as_bytes())
+            .map_err(|_| refused("no PEM certificate request found in it"))?;
+        let (rest, asked) = X509CertificationRequest::from_der(&der).map_err(|error| PkiError::Request(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(refused("something follows it"));
+        }
+        asked.verify_signature().map_err(|_| refused("it is not signed with the key that it is for"))?;
+        let mut names = Vec::new();
+        for extension in asked.requested_extensions().into_iter().flatten() {
+            match extension {
+                ParsedExtension::SubjectAlternativeName(found) => names.extend(&found.general_names),
+                ParsedExtension::BasicConstraints(asked) if asked.ca => return Err(refused("it asks for an authority")),
+                ParsedExtension::KeyUsage(usage) if usage.key_cert_sign() || usage.crl_sign() => {
+                    return Err(refused("it asks for the right to sign certificates or revocation lists"));
+                }
+                ParsedExtension::ExtendedKeyUsage(usage) if !is_of_broker(usage) => {
+                    return Err(refused("it asks for an extended key usage beyond serverAuth and clientAuth"));
+                }
+                ParsedExtension::BasicConstraints(_) | ParsedExtension::KeyUsage(_) | ParsedExtension::ExtendedKeyUsage(_) => {}
+                ParsedExtension::SubjectKeyIdentifier(_) => {}
+                _ => return Err(refused("it asks for an extension that no broker's certificate has")),
+            }
+        }
+        let info = &asked.certification_request_info;
+        let holder = Holder::read(&info.subject, names).map_err(PkiError::Request)?;
+        self.check_mesh(&holder)?;
+        let (name, key) = (holder.name.clone(), SubjectPublicKeyInfo::from_der(info.subject_pki.raw)?);
+        Ok((name, self.certify(holder, &key, validity)?))
+    }
+
+    /// The next revocation list: what `present` holds, and `more`, from now on. PEM. It is to be followed by another before `validity` ends.
+    ///
+    /// # Errors
+    /// A present list that is not this authority's; an authority that may not sign lists.
+    pub fn revocation_list(
+        &self,
+        present: Option<&RevocationList>,
+        more: &[Serial],
+        validity: Validity,
+    ) -> Result<String, PkiError> {
+        let der = first_certificate(&self.certificate)?;
+        let authority = parse(&der)?;
+        let usages = self.issuer.key_usages();
+        if !usages.is_empty() && !usages.contains(&KeyUsagePurpose::CrlSign) {
+            return Err(CrlError::NotSigner(authority.subject().to_string()).into());
+        }
+        if let Some(list) = present
+            && !list.is_of(std::slice::from_ref(&der))?
+        {
+            return Err(PkiError::OtherIssuer { issuer: list.issuer.clone(), ours: authority.subject().to_string() });
+        }
+        let mut revoked = present.map(|list| list.revoked.clone()).unwrap_or_default();
+        for serial in more {
+            if revoked.iter().all(|one| one.serial != *serial) {
+                revoked.push(super::crl::Revoked { serial: serial.clone(), at: clock::unix_time() });
+            }
+        }
+        let entry = |one: &super::crl::Revoked| {
+            Ok(RevokedCertParams {
+                serial_number: SerialNumber::from_slice(&one.serial.to_bytes()),
+                revocation_time: date(one.at)?,
+                reason_code: None,
+                invalidity_date: None,
+            })
+        };
+        let number = present.and_then(|list| list.number.clone()).unwrap_or_default() + 1u8;
+        let key_id = authority.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(id) => Some(KeyIdMethod::PreSpecified(id.0.to_vec())),
+            _ => None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: date(validity.not_before)?,
+            next_update: date(validity.not_after)?,
+            crl_number: SerialNumber::from_slice(&number.to_bytes_be()),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().map(entry).collect::<Result<_, PkiError>>()?,
+            key_identifier_method: key_id.unwrap_or(KeyIdMethod::Sha256),
+        };
+        Ok(list.signed_by(&self.issuer)?.pem()?)
+    }
+
+    /// The serial number of a certificate that this authority has issued.
+    ///
+    /// # Errors
+    /// A text without a certificate, or a certificate of somebody else.
+    pub fn serial_of(&self, certificate: &str) -> Result<Serial, PkiError> {
+        let der = first_certificate(certificate)?;
+        let parsed = parse(&der)?;
+        self.check_issued(&parsed)?;
+        Ok(Serial::from_bytes(parsed.raw_serial()))
+    }
+
+    fn check_issued(&self, certificate: &X509Certificate<'_>) -> Result<(), PkiError> {
+        let der = first_certificate(&self.certificate)?;
+        let authority = parse(&der)?;
+        let is_named = certificate.issuer().as_raw() == authority.subject().as_raw();
+        if is_named && certificate.verify_signature(Some(authority.public_key())).is_ok() {
+            return Ok(());
+        }
+        let forged = if is_named { " (but not with its key)" } else { "" };
+        let issuer = format!("{}{forged}", certificate.issuer());
+        Err(PkiError::OtherIssuer { issuer, ours: authority.subject().to_string() })
+    }
+
+    /// Ours says in its name which mesh it is for; others say nothing, and sign for any.
+    fn check_mesh(&self, holder: &Holder) -> Result<(), PkiError> {
+        let der = first_certificate(&self.certificate)?;
+        let authority = parse(&der)?;
+        let ours = common_name(authority.subject()).and_then(|name| Some(name.rsplit_once(AUTHORITY_WORDS)?.0));
+        match ours {
+            Some(ours) if ours != holder.identity.mesh => {
+                Err(PkiError::OtherMesh { asked: holder.identity.mesh.clone(), ours: ours.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn certify(&self, holder: Holder, key: &impl rcgen::PublicKeyData, validity: Validity) -> Result<String, PkiError> {
+        let mut params = holder.params()?;
+        params.use_authority_key_identifier_extension = true;
+        params.serial_number = Some(new_serial());
+        validity.set(&mut params)?;
+        Ok(params.signed_by(key, &self.issuer)?.pem())
+    }
+}
+
+/// A secret key of the kind that certificates here are made for: ECDSA P-256.
+///
+/// # Errors
+/// Where the system has no randomness.
+pub fn new_key() -> Result<KeyPair, PkiError> {
+    Ok(KeyPair::generate()?)
+}
+
+/// A request for the certificate of broker `name` of `mesh` (RFC 2986), PEM, with its new key: for an authority whose key is elsewhere. The
+/// pair's `certificate` is the request.
+///
+/// # Errors
+/// A name or address that cannot stand in a certificate.
+pub fn request(mesh: &str, name: &str, sans: &[String]) -> Result<PemPair, PkiError> {
+    let key = new_key()?;
+    let certificate = Holder::new(mesh, name, sans)?.params()?.serialize_request(&key)?.pem()?;
+    Ok(PemPair { certificate, key: key.serialize_pem() })
+}
+
+/// Whose a certificate is, by all the names that stand in it.
+struct Holder {
+    identity: Identity,
+    name: String,
+    /// Further names.
+    sans: Vec<SanType>,
+}
+
+impl Holder {
+    fn new(mesh: &str, name: &str, sans: &[String]) -> Result<Self, PkiError> {
+        let sans = sans.iter().map(|san| parse_san(san)).collect::<Result<_, _>>()?;
+        Ok(Self { identity: Identity::derive(mesh, name)?, name: name.to_owned(), sans })
+    }
+
+    /// From what a certificate or a request holds: one broker, and besides it host names and addresses only.
+    fn read<'a>(subject: &X509Name<'_>, names: impl IntoIterator<Item = &'a GeneralName<'a>>) -> Result<Self, String> {
+        let (mut identity, mut sans) = (None, Vec::new());
+        for name in names {
+            match name {
+                GeneralName::URI(uri) => {
+                    let one = Identity::parse(uri).ok_or_else(|| format!("{uri:?} names no broker of a mesh"))?;
+                    if identity.replace(one).is_some() {
+                        return Err("it names several brokers".to_owned());
+                    }
+                }
+                GeneralName::DNSName(DIAL_NAME) => {}
+                GeneralName::DNSName(_) | GeneralName::IPAddress(_) => {
+                    let text = name_text(name);
+                    let text = text.split_once(':').map_or("", |(_, text)| text);
+                    sans.push(parse_san(text).map_err(|error| error.to_string())?);
+                }
+                other => return Err(format!("{} is neither a host name nor an address", name_text(other).escape_debug())),
+            }
+        }
+        let identity = identity.ok_or("it has no URI name mqtt-st://MESH/broker/ID")?;
+        let name = common_name(subject).ok_or("its subject has no common name (CN), which is to be the broker's name")?;
+        let expected = Identity::derive(&identity.mesh, name).map_err(|error| error.to_string())?;
+        if expected != identity {
+            return Err(format!("broker {name:?} of mesh {:?} is {}, and not {}", identity.mesh, expected.uri(), identity.uri()));
+        }
+        Ok(Self { identity, name: name.to_owned(), sans })
+    }
+
+    /// By the profile of `certs/README.md`.
+    fn params(self) -> Result<CertificateParams, PkiError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, self.name);
+        params.subject_alt_names = vec![SanType::URI(self.identity.uri().try_into()?), SanType::DnsName(DIAL_NAME.try_into()?)];
+        params.subject_alt_names.extend(self.sans);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(params)
+    }
+}
+
+/// 127 random bits: never negative, never zero, never two alike (RFC 5280 section 4.1.2.2).
+fn new_serial() -> SerialNumber {
+    let number: u128 = rand::random();
+    SerialNumber::from_slice(&(number >> 1 | 1 << 126).to_be_bytes())
+}
+
+fn common_name<'a>(subject: &'a X509Name<'_>) -> Option<&'a str> {
+    let mut names = subject.iter_common_name().map(|name| name.as_str().ok());
+    names.next().flatten().filter(|_| names.next().is_none())
+}
+
+fn is_of_broker(usage: &ExtendedKeyUsage<'_>) -> bool {
+    let more = [usage.any, usage.code_signing, usage.email_protection, usage.time_stamping, usage.ocsp_signing];
+    !more.contains(&true) && usage.other.is_empty()
 }
 
 /// What `certs show` tells of one certificate.
@@ -216,6 +518,8 @@ pub struct Summary {
     pub subject: String,
     /// Who signed it, as text.
     pub issuer: String,
+    /// Its number among those of its issuer.
+    pub serial: Serial,
     /// Mesh and broker, where it is a broker's.
     pub identity: Option<Identity>,
     /// Whether it may sign others.
@@ -242,10 +546,25 @@ pub fn inspect(pem: &str) -> Result<Vec<Summary>, PkiError> {
 }
 
 fn summary(der: &CertificateDer<'_>) -> Result<Summary, PkiError> {
-    let unreadable = |e: String| PkiError::Identity(IdentityError::Unreadable(e));
-    let (_, parsed) = X509Certificate::from_der(der).map_err(|e| unreadable(e.to_string()))?;
-    let names = parsed.subject_alternative_name().map_err(|e| unreadable(e.to_string()))?;
-    let sans = names.iter().flat_map(|n| &n.value.general_names).map(|name| match name {
+    let parsed = parse(der)?;
+    let names = parsed.subject_alternative_name().map_err(|error| IdentityError::Unreadable(error.to_string()))?;
+    let sans = names.iter().flat_map(|n| &n.value.general_names).map(name_text);
+    let validity = Validity::of(&parsed);
+    let left = i128::from(validity.not_after.as_secs()) - i128::from(clock::unix_time().as_secs());
+    Ok(Summary {
+        subject: parsed.subject().to_string(),
+        issuer: parsed.issuer().to_string(),
+        serial: Serial::from_bytes(parsed.raw_serial()),
+        identity: Identity::of_certificate(der).ok(),
+        authority: parsed.is_ca(),
+        sans: sans.collect(),
+        validity,
+        days_left: i64::try_from(left.div_euclid(86_400)).unwrap_or(i64::MAX),
+    })
+}
+
+fn name_text(name: &GeneralName<'_>) -> String {
+    match name {
         GeneralName::DNSName(name) => format!("DNS:{name}"),
         GeneralName::URI(uri) => format!("URI:{uri}"),
         GeneralName::IPAddress(octets) => match (<[u8; 4]>::try_from(*octets), <[u8; 16]>::try_from(*octets)) {
@@ -254,19 +573,12 @@ fn summary(der: &CertificateDer<'_>) -> Result<Summary, PkiError> {
             _ => format!("IP:{octets:02x?}"),
         },
         other => format!("{other:?}"),
-    });
-    let seconds = |at: x509_parser::time::ASN1Time| Duration::from_secs(u64::try_from(at.timestamp()).unwrap_or(0));
-    let validity = Validity { not_before: seconds(parsed.validity().not_before), not_after: seconds(parsed.validity().not_after) };
-    let left = i128::from(validity.not_after.as_secs()) - i128::from(clock::unix_time().as_secs());
-    Ok(Summary {
-        subject: parsed.subject().to_string(),
-        issuer: parsed.issuer().to_string(),
-        identity: Identity::of_certificate(der).ok(),
-        authority: parsed.is_ca(),
-        sans: sans.collect(),
-        validity,
-        days_left: i64::try_from(left.div_euclid(86_400)).unwrap_or(i64::MAX),
-    })
+    }
+}
+
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, PkiError> {
+    let parsed = X509Certificate::from_der(der).map_err(|error| IdentityError::Unreadable(error.to_string()))?;
+    Ok(parsed.1)
 }
 
 fn first_certificate(pem: &str) -> Result<CertificateDer<'static>, PkiError> {
@@ -283,18 +595,89 @@ fn parse_san(san: &str) -> Result<SanType, PkiError> {
     Ok(SanType::DnsName(san.try_into().map_err(|_| refused())?))
 }
 
-fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
+/// Writes a file that must not be there.
+///
+/// # Errors
+/// [`PkiError::Exists`], or why it cannot be written.
+pub fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
+    create(path, mode)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|source| at_file(path, source, PkiError::Exists(path.to_owned())))
+}
+
+fn create(path: &Path, mode: u32) -> std::io::Result<File> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
     #[cfg(not(unix))]
     let _ = mode;
-    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|source| match source.kind() {
-        std::io::ErrorKind::AlreadyExists => PkiError::Exists(path.to_owned()),
+    options.open(path)
+}
+
+fn at_file(path: &Path, source: std::io::Error, exists: PkiError) -> PkiError {
+    match source.kind() {
+        std::io::ErrorKind::AlreadyExists => exists,
         _ => PkiError::File { path: path.to_owned(), source },
-    })
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// A file that is about to take the place of another, whole. While it is there as `PATH.new`, nobody else replaces the same file.
+#[derive(Debug)]
+pub struct Replacement {
+    path: PathBuf,
+    unfinished: PathBuf,
+    is_finished: bool,
+    file: File,
+}
+
+impl Replacement {
+    /// Begins to replace `path`, which need not be there.
+    ///
+    /// # Errors
+    /// [`PkiError::Busy`] if somebody else has begun to; why it cannot be written.
+    pub fn begin(path: &Path, mode: u32) -> Result<Self, PkiError> {
+        let unfinished = beside(path, ".new");
+        let file = create(&unfinished, mode).map_err(|source| at_file(&unfinished, source, PkiError::Busy(unfinished.clone())))?;
+        Ok(Self { path: path.to_owned(), unfinished, is_finished: false, file })
+    }
+
+    /// Keeps what `path` is now as `PATH.old`.
+    ///
+    /// # Errors
+    /// Why it cannot be copied.
+    pub fn keep_old(&self) -> Result<(), PkiError> {
+        let copied = std::fs::copy(&self.path, beside(&self.path, ".old"));
+        copied.map(drop).map_err(|source| PkiError::File { path: self.path.clone(), source })
+    }
+
+    /// Puts `text` in the place of `path`.
+    ///
+    /// # Errors
+    /// Why it cannot be written; `path` is what it was then.
+    pub fn finish(mut self, text: &str) -> Result<(), PkiError> {
+        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_all());
+        written
+            .and_then(|()| std::fs::rename(&self.unfinished, &self.path))
+            .map_err(|source| PkiError::File { path: self.path.clone(), source })?;
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        // Of one that was finished nothing is left, and what has its name by now is somebody else's.
+        if !self.is_finished {
+            let _ = std::fs::remove_file(&self.unfinished);
+        }
+    }
 }
 
 #[cfg(test)]

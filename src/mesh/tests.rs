@@ -17,6 +17,8 @@ use crate::ids::LogId;
 use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
 use crate::shared::{LinkRole, LinkState};
 
+mod admission;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_millis(100);
 const LANES: u8 = 2;
@@ -345,14 +347,15 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
         life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
         roster: Roster::new(),
         metrics: Arc::default(),
-        credentials: Arc::new(arc_swap::ArcSwap::from_pointee(credentials.clone())),
+        credentials: Arc::new(ArcSwap::from_pointee(credentials.clone())),
     };
     (Arc::new(local), credentials)
 }
 
-fn open_endpoint(credentials: &Credentials) -> quinn::Endpoint {
+fn open_endpoint(credentials: &Credentials) -> Gate {
     let socket = endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    endpoint::open(socket, credentials, usize::from(2 * LANES)).unwrap()
+    let credentials = Arc::new(ArcSwap::from_pointee(credentials.clone()));
+    endpoint::open(socket, &credentials, usize::from(2 * LANES)).unwrap()
 }
 
 /// One dials, the other accepts: what each says.
@@ -362,7 +365,7 @@ async fn meet(
 ) -> [Result<handshake::Candidate, LinkError>; 2] {
     let (from, to) = (open_endpoint(&dialler.1), open_endpoint(&acceptor.1));
     let dialling = async {
-        let connection = from.connect(to.local_addr().unwrap(), identity::DIAL_NAME).unwrap().await?;
+        let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await?;
         handshake::dial(&dialler.0, connection).await
     };
     let accepting = async {
@@ -455,7 +458,7 @@ async fn who_shows_no_certificate_is_refused() {
         .with_no_client_auth();
     config.alpn_protocols = vec![tls::ALPN.to_vec()];
     let config = quinn::ClientConfig::new(Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap()));
-    let connecting = from.connect_with(config, to.local_addr().unwrap(), identity::DIAL_NAME).unwrap();
+    let connecting = from.endpoint.connect_with(config, to.endpoint.local_addr().unwrap(), identity::DIAL_NAME).unwrap();
     let accepting = async { to.accept().await.unwrap().accept()?.await };
     let (_, accepted) = tokio::join!(connecting, accepting);
     let error = LinkError::from(accepted.unwrap_err()).to_string();
@@ -516,7 +519,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
     let [(a, a_shows), (b, b_shows)] = [local(&ours, "m", "a"), local(&ours, "m", "b")];
     let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
     let dialling = async {
-        let connection = from.connect(to.local_addr().unwrap(), identity::DIAL_NAME).unwrap().await.unwrap();
+        let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await.unwrap();
         Side::start(handshake::dial(&a, connection).await.unwrap(), &a)
     };
     let accepting = async {

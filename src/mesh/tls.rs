@@ -25,7 +25,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::crl::{self, CrlError, RevocationList};
 use super::identity::{DIAL_NAME, Identity, IdentityError};
-use super::pki::{Authority, PemPair};
+use super::pki::{Authority, PemPair, Validity};
 use crate::config::Mesh;
 
 /// ALPN protocol of the mesh (RFC 7301): a peer of another protocol is refused in the TLS handshake.
@@ -117,8 +117,8 @@ pub struct Credentials {
     identity: Identity,
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
-    /// When our own chain expires, since the Unix epoch.
-    expires: Duration,
+    /// Of our own chain.
+    validity: Validity,
     /// Each list, and whether it is of an authority that is trusted.
     lists: Vec<(RevocationList, bool)>,
     /// Judges who dials us, and whoever has signed something.
@@ -194,8 +194,8 @@ impl Credentials {
             Identity::of_certificate(first).map_err(|source| TlsError::Identity { from: cert_from.to_owned(), source })?;
         let server = server_config(&verifier, chain.clone(), key.clone_key(), key_from)?;
         let client = client_config(&dialled, chain.clone(), key.clone_key(), key_from)?;
-        let expires = expiry(&chain);
-        Ok(Self { identity, chain, key, expires, lists, verifier, dialled, server, client })
+        let validity = validity(&chain);
+        Ok(Self { identity, chain, key, validity, lists, verifier, dialled, server, client })
     }
 
     /// Mesh and broker of our own certificate.
@@ -204,10 +204,10 @@ impl Credentials {
         &self.identity
     }
 
-    /// When our own certificate, or one above it, expires: since the Unix epoch.
+    /// From when until when our own certificate, and those above it that we show, are good.
     #[must_use]
-    pub fn expires(&self) -> Duration {
-        self.expires
+    pub fn validity(&self) -> Validity {
+        self.validity
     }
 
     /// Judges a peer's chain (its own certificate first) at the time `now` since the Unix epoch, as a handshake would: signed by a trusted
@@ -260,7 +260,7 @@ impl Clone for Credentials {
             identity: self.identity.clone(),
             chain: self.chain.clone(),
             key: self.key.clone_key(),
-            expires: self.expires,
+            validity: self.validity,
             lists: self.lists.clone(),
             verifier: Arc::clone(&self.verifier),
             dialled: Arc::clone(&self.dialled),
@@ -286,12 +286,14 @@ fn certificates(pem: &str, from: &str) -> Result<Vec<CertificateDer<'static>>, T
     if found.is_empty() { Err(missing()) } else { Ok(found) }
 }
 
-/// When the first certificate of a chain expires, since the Unix epoch. What cannot be read has expired.
-pub(super) fn expiry(chain: &[CertificateDer<'_>]) -> Duration {
-    let of_one = |der: &CertificateDer<'_>| {
-        X509Certificate::from_der(der).map_or(Duration::ZERO, |(_, certificate)| crl::since_epoch(certificate.validity().not_after))
-    };
-    chain.iter().map(of_one).min().unwrap_or_default()
+/// From when until when all certificates of a chain are good. What cannot be read is good for nothing.
+pub(super) fn validity(chain: &[CertificateDer<'_>]) -> Validity {
+    let ever = Validity { not_before: Duration::ZERO, not_after: Duration::MAX };
+    let never = Validity { not_before: Duration::MAX, not_after: Duration::ZERO };
+    chain.iter().fold(ever, |all, der| {
+        let one = X509Certificate::from_der(der).map_or(never, |(_, certificate)| Validity::of(&certificate));
+        Validity { not_before: all.not_before.max(one.not_before), not_after: all.not_after.min(one.not_after) }
+    })
 }
 
 type Verifiers = (Arc<dyn ClientCertVerifier>, Arc<WebPkiServerVerifier>);
@@ -364,7 +366,6 @@ fn client_config(
 mod tests {
     use super::*;
     use crate::clock;
-    use crate::mesh::pki::Validity;
 
     #[test]
     fn the_objection_to_our_own_certificate_is_said() {

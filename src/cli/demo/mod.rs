@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         1 => "info",
         _ => "debug",
     };
-    log::start(&Log { filter: filter.to_owned(), ..Log::default() })?;
+    let _ = log::start(&Log { filter: filter.to_owned(), ..Log::default() })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {
         let began = clock::now();

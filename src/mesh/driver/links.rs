@@ -53,6 +53,10 @@ impl Driver {
     }
 
     pub(super) fn admit(&mut self, Proposal { candidate, answer }: Proposal) {
+        let expires = match self.admitted_until(&candidate.connection) {
+            Ok(expires) => expires,
+            Err(error) => return reject(Proposal { candidate, answer }, error),
+        };
         let peer = candidate.peer.clone();
         if let Some(entry) = self.links.get(&peer.id) {
             let port = entry.link.id;
@@ -82,6 +86,7 @@ impl Driver {
             forwarding: false,
             shown: None,
             heard: None,
+            expires,
             up_since: clock::now(),
         };
         self.links.insert(peer.id, entry);

@@ -3,6 +3,7 @@
 //! Everything comes to it through two bounded queues (links, candidates) and a timer; it waits for nothing else, so that whoever waits for
 //! it is served. It decides nothing of the tree: `stp` does. It moves no messages: the lanes' tasks do.
 
+mod admission;
 mod links;
 mod records;
 mod sight;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::RwLock;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::sleep_until;
 
 use crate::clock;
@@ -23,6 +24,7 @@ use crate::mesh::complaints::Complaints;
 use crate::mesh::connect::Proposal;
 use crate::mesh::error::LinkError;
 use crate::mesh::events::Events;
+use crate::mesh::expiry::Countdown;
 use crate::mesh::handshake::Local;
 use crate::mesh::incarnation::IncarnationError;
 use crate::mesh::link::{Event, Link, Measured};
@@ -113,6 +115,8 @@ struct Entry {
     forwarding: bool,
     /// Role and state as last logged.
     shown: Option<(Role, bool)>,
+    /// When the certificate that the peer has shown expires, since the Unix epoch.
+    expires: Duration,
     /// The tree that the peer last spoke of.
     heard: Option<TreeId>,
     up_since: Instant,
@@ -145,6 +149,8 @@ pub(in crate::mesh) struct Driver {
     probed: mpsc::Sender<Probed>,
     fatal: Option<IncarnationError>,
     complaints: Complaints,
+    /// To the end of our own certificate.
+    countdown: Countdown,
 }
 
 /// A candidate whose rival had a detection time to show that it lives.
@@ -160,6 +166,8 @@ pub(in crate::mesh) struct Inputs {
     pub(in crate::mesh) events: mpsc::Receiver<Event>,
     pub(in crate::mesh) proposals: mpsc::Receiver<Proposal>,
     pub(in crate::mesh) stop: watch::Receiver<Stop>,
+    /// Notified when the credentials are others.
+    pub(in crate::mesh) reloaded: Arc<Notify>,
     probed: mpsc::Receiver<Probed>,
 }
 
@@ -186,6 +194,7 @@ impl Driver {
             metrics: Arc::clone(&settings.local.metrics),
         };
         let sight = Sight::new(&stp);
+        let countdown = Countdown::new(settings.local.credentials.load().validity().life());
         let driver = Self {
             settings,
             stp,
@@ -203,8 +212,9 @@ impl Driver {
             probed,
             fatal: None,
             complaints: Complaints::default(),
+            countdown,
         };
-        (driver, Inputs { events: events_out, proposals, stop, probed: probed_out })
+        (driver, Inputs { events: events_out, proposals, stop, reloaded: Arc::default(), probed: probed_out })
     }
 
     pub(in crate::mesh) fn book(&self) -> Arc<Book> {
@@ -223,6 +233,7 @@ impl Driver {
                 _ = inputs.stop.changed() => break,
                 // What one peer can send without end comes last.
                 () = sleep_until(due.into()) => self.timers(),
+                () = inputs.reloaded.notified() => self.readmit(),
                 Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
                 Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
                 _ = sweep.tick() => self.sweep(),
@@ -252,6 +263,7 @@ impl Driver {
     fn sweep(&mut self) {
         let now = clock::now();
         self.fatal = self.settings.local.life.lock().cloned();
+        self.expire_certificates();
         self.settings.replication.trim(now);
         self.book.records.write().expire(now);
         let before = self.lost.len();
