@@ -730,6 +730,51 @@ mod tests {
     }
 
     #[test]
+    fn a_renewed_certificate_says_the_same_under_another_number() {
+        let authority = Authority::create("factory", Validity::days(10)).unwrap();
+        let sans = ["10.0.0.1".to_owned(), "mec-1.example".to_owned()];
+        let pair = authority.issue_broker("factory", "mec-1", &sans, Validity::days(1)).unwrap();
+        let next = Authority::create("factory", Validity::days(10)).unwrap();
+        let show = |pem: &str| inspect(pem).unwrap().remove(0);
+        let old = show(&pair.certificate);
+        for signer in [&authority, &next] {
+            let renewed = signer.renew(&pair.certificate, None, None, Validity::days(30)).unwrap();
+            let new = show(&renewed);
+            assert_eq!((&new.identity, &new.sans, &new.subject), (&old.identity, &old.sans, &old.subject));
+            assert!(new.serial != old.serial && new.days_left > old.days_left);
+            // Another certificate with the same key: the old key still fits.
+            let pem = PemPair { certificate: renewed, key: pair.key.clone() };
+            assert!(super::super::tls::Credentials::of_authority(signer, &pem).unwrap().objection(clock::unix_time()).is_none());
+        }
+        let list = authority.revocation_list(None, &[old.serial], Validity::days(1)).unwrap();
+        let list = super::super::crl::read(&list).unwrap().remove(0);
+        let renew = |signer: &Authority| signer.renew(&pair.certificate, None, Some(&list), Validity::days(1));
+        assert!(matches!(renew(&authority), Err(PkiError::Revoked(_))));
+        assert!(renew(&next).is_ok(), "numbers of another authority are others");
+        let elsewhere = Authority::create("elsewhere", Validity::days(10)).unwrap();
+        assert!(matches!(renew(&elsewhere), Err(PkiError::OtherMesh { .. })));
+        assert!(matches!(authority.renew(next.certificate(), None, None, Validity::days(1)), Err(PkiError::NotRenewable(_))));
+    }
+
+    #[test]
+    fn a_list_by_another_key_is_no_list() {
+        let authority = Authority::create("factory", Validity::days(10)).unwrap();
+        let der = first_certificate(authority.certificate()).unwrap();
+        let issuer = Issuer::from_ca_cert_der(&der, KeyPair::generate().unwrap()).unwrap();
+        let impostor = Authority { certificate: authority.certificate.clone(), issuer };
+        let forged = impostor.revocation_list(None, &[], Validity::days(1)).unwrap();
+        let forged = super::super::crl::read(&forged).unwrap().remove(0);
+        assert!(matches!(forged.is_of(std::slice::from_ref(&der)), Err(CrlError::Forged(_))));
+        let next = authority.revocation_list(Some(&forged), &[], Validity::days(1));
+        assert!(matches!(next, Err(PkiError::Crl(CrlError::Forged(_)))));
+        let other = Authority::create("factory", Validity::days(10)).unwrap();
+        let theirs = super::super::crl::read(&other.revocation_list(None, &[], Validity::days(1)).unwrap()).unwrap().remove(0);
+        assert_eq!(theirs.is_of(std::slice::from_ref(&der)), Ok(false));
+        let next = authority.revocation_list(Some(&theirs), &[], Validity::days(1));
+        assert!(matches!(next, Err(PkiError::OtherIssuer { .. })));
+    }
+
+    #[test]
     fn what_no_certificate_can_carry_is_refused() {
         let authority = Authority::create("factory", Validity::days(10)).unwrap();
         let issue = |mesh: &str, name: &str, san: &str| authority.issue_broker(mesh, name, &[san.to_owned()], Validity::days(1));

@@ -384,6 +384,45 @@ mod tests {
     }
 
     #[test]
+    fn the_newest_list_counts_and_one_that_cannot_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create("m", Validity::days(9)).unwrap();
+        let other = Authority::create("m", Validity::days(9)).unwrap();
+        let (cafile, _) = authority.to_pem().write(dir.path(), "ca").unwrap();
+        let pair = authority.issue_broker("m", "a", &[], Validity::days(1)).unwrap();
+        let (certfile, keyfile) = pair.write(dir.path(), "a").unwrap();
+        let crlfile = dir.path().join("ca.crl");
+        let load = |lists: &str| {
+            std::fs::write(&crlfile, lists).unwrap();
+            let [cafile, certfile, keyfile, crlfile] = [&cafile, &certfile, &keyfile, &crlfile].map(|file| Some(file.clone()));
+            Credentials::load(&Mesh { cafile, certfile, keyfile, crlfile, ..Mesh::default() })
+        };
+        let now = clock::unix_time();
+        let read = |list: &str| crl::read(list).unwrap().remove(0);
+        let serial = authority.serial_of(&pair.certificate).unwrap();
+        let empty = authority.revocation_list(None, &[], Validity::days(1)).unwrap();
+        let late = Validity { not_before: now - Duration::from_secs(200_000), not_after: now - Duration::from_secs(100_000) };
+        let full = authority.revocation_list(Some(&read(&empty)), &[serial.clone(), serial.clone()], late).unwrap();
+        assert_eq!((read(&full).revoked.len(), read(&full).number), (1, Some(2u8.into())));
+
+        let good = load(&empty).unwrap();
+        assert_eq!((good.objection(now), good.list_warnings(now)), (None, Vec::new()));
+        // In whichever order, and late as it is.
+        for lists in [format!("{empty}{full}"), format!("{full}{empty}")] {
+            let revoked = load(&lists).unwrap();
+            assert_eq!(revoked.objection(now).unwrap().to_string(), "the certificate is revoked");
+            assert_eq!(revoked.verify(&revoked.chain, now), Err(Objection(CertificateError::Revoked.into())));
+            assert!(revoked.list_warnings(now)[0].contains("1 days late"), "{:?}", revoked.list_warnings(now));
+        }
+        // Somebody else's list takes nothing back, whatever it holds.
+        let theirs = other.revocation_list(None, &[serial], Validity::days(1)).unwrap();
+        let good = load(&theirs).unwrap();
+        assert_eq!(good.objection(now), None);
+        assert!(good.list_warnings(now)[0].contains("has no effect"));
+        assert!(load("nothing").unwrap_err().to_string().contains("ca.crl: no PEM revocation list"));
+    }
+
+    #[test]
     fn files_that_do_not_fit_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create("m", Validity::days(9)).unwrap();

@@ -7,7 +7,7 @@ use crate::broker::{Broker, Site, wait_for};
 use crate::mesh::{settle, start_all};
 use crate::serve::get;
 
-fn is_there(what: &str, mut probe: Command) -> bool {
+pub fn is_there(what: &str, mut probe: Command) -> bool {
     let is_there = probe.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
     assert!(is_there || std::env::var_os("REQUIRE_ALL").is_none(), "{what} is needed, and not there");
     if !is_there {

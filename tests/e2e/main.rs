@@ -22,6 +22,7 @@ mod healing;
 mod mesh;
 mod paths;
 mod relay;
+mod reload;
 mod serve;
 #[path = "../conformance/wire.rs"]
 #[expect(dead_code, reason = "see above")]

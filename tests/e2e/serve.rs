@@ -108,6 +108,10 @@ fn the_service_manager_is_told() {
         command.env("NOTIFY_SOCKET", &path);
     });
     assert!(heard().lines().any(|line| line == "READY=1"));
+    broker.signal("HUP");
+    let reloading = heard();
+    assert!(reloading.contains("RELOADING=1") && reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    assert!(heard().lines().any(|line| line == "READY=1"));
     broker.signal("TERM");
     assert!(heard().lines().any(|line| line == "STOPPING=1"));
     broker.wait();
