@@ -72,7 +72,7 @@ impl MeshMetrics {
 
     fn samples(&self) -> Vec<Sample> {
         let by = |name, help, counts: &ByReason<u64>, label| {
-            let sample = move |(word, count)| Sample::counter(name, help, count).with(label, word);
+            let sample = move |(word, count): (&str, _)| Sample::counter(name, help, count).with(label, word.replace(' ', "_"));
             counts.values().into_iter().map(sample).collect::<Vec<_>>()
         };
         let mut samples = vec![

@@ -18,6 +18,9 @@ pub struct Topology {
     pub mesh: String,
     /// The name of the tree's root.
     pub root: String,
+    /// The tree's epoch, as the root tells it.
+    #[serde(default)]
+    pub epoch: u64,
     /// Every broker that can be reached, by name.
     pub brokers: Vec<TopologyBroker>,
     /// Every link of theirs, by the names of its ends.
@@ -43,6 +46,15 @@ pub struct TopologyBroker {
     pub capacity: u8,
     /// The version of its program.
     pub version: String,
+    /// The name of the broker above it; none at the root, and where the records do not yet lead to it.
+    #[serde(default)]
+    pub parent: Option<String>,
+    /// Links on its way to the root; none where there is no way yet.
+    #[serde(default)]
+    pub hops: Option<u32>,
+    /// What that way costs.
+    #[serde(default)]
+    pub distance: Option<u32>,
 }
 
 /// One link.
@@ -77,11 +89,12 @@ impl Topology {
         records.retain(|id, _| reached.contains(id));
 
         let teller = records.get(&own.root).copied().unwrap_or(own);
-        let mut brokers: Vec<_> = records.values().map(|record| TopologyBroker::of(record)).collect();
+        let mut brokers: Vec<_> = records.values().map(|record| TopologyBroker::of(record, own.root, &records, &names)).collect();
         brokers.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
         Self {
             mesh: mesh.to_owned(),
             root: names.get(&own.root).map_or_else(|| own.root.to_string(), |name| (*name).to_owned()),
+            epoch: teller.epoch,
             brokers,
             links: links(&records, &names),
             changes: teller.changes,
@@ -91,7 +104,14 @@ impl Topology {
 }
 
 impl TopologyBroker {
-    fn of(record: &BrokerRecord) -> Self {
+    fn of(
+        record: &BrokerRecord,
+        root: BrokerId,
+        records: &BTreeMap<BrokerId, &BrokerRecord>,
+        names: &BTreeMap<BrokerId, &str>,
+    ) -> Self {
+        let way = way(record, root, records);
+        let parent = above(record).filter(|_| way.is_some_and(|(hops, _)| hops > 0));
         Self {
             name: record.name.clone(),
             id: record.id,
@@ -99,8 +119,27 @@ impl TopologyBroker {
             priority: record.priority,
             capacity: record.capacity,
             version: record.version.clone(),
+            parent: parent.and_then(|link| names.get(&link.peer)).map(|name| (*name).to_owned()),
+            hops: way.map(|(hops, _)| hops),
+            distance: way.map(|(_, distance)| distance),
         }
     }
+}
+
+/// The link that leads to the root.
+fn above(record: &BrokerRecord) -> Option<&LinkRecord> {
+    record.links.iter().find(|link| link.role == LinkRole::Root && link.state != LinkState::Down)
+}
+
+/// Links and cost from a broker up to the root. Records that were written at different moments may lead in a circle, or nowhere.
+fn way(from: &BrokerRecord, root: BrokerId, records: &BTreeMap<BrokerId, &BrokerRecord>) -> Option<(u32, u32)> {
+    let (mut at, mut hops, mut distance) = (from, 0_u32, 0_u32);
+    while at.id != root {
+        let link = above(at)?;
+        (hops, distance) = (hops + 1, distance.saturating_add(link.cost));
+        at = records.get(&link.peer).filter(|_| hops as usize <= records.len())?;
+    }
+    Some((hops, distance))
 }
 
 /// Everybody to whom a chain of links leads that are up at both ends.
@@ -202,7 +241,12 @@ mod tests {
         assert_eq!(drawn[0], drawn[2]);
         let document = &drawn[0];
         assert_eq!((document.root.as_str(), document.changes), ("b1", 10));
-        assert_eq!(document.brokers.iter().map(|b| b.name.as_str()).collect::<Vec<_>>(), ["b1", "b2", "b3"]);
+        let brokers: Vec<_> = document.brokers.iter().map(|b| (b.name.as_str(), b.parent.as_deref(), b.hops, b.distance)).collect();
+        let below_b1 = Some("b1");
+        assert_eq!(
+            brokers,
+            [("b1", None, Some(0), Some(0)), ("b2", below_b1, Some(1), Some(6)), ("b3", below_b1, Some(1), Some(7))]
+        );
         let links: Vec<_> =
             document.links.iter().map(|l| (l.a.as_str(), l.b.as_str(), l.state, l.role_a, l.role_b, l.cost, l.rtt_us)).collect();
         assert_eq!(
@@ -220,6 +264,17 @@ mod tests {
     fn the_root_has_a_name_before_its_record_has_come() {
         let own = linked(2, 1, &[(1, Root, Forwarding, 5)]);
         assert_eq!(Topology::draw("m", &own, []).root, "b1");
+    }
+
+    #[test]
+    fn records_of_different_moments_give_no_way() {
+        let all = [
+            linked(2, 1, &[(3, Root, Forwarding, 5), (4, Designated, Forwarding, 5)]),
+            linked(3, 1, &[(2, Root, Forwarding, 5)]),
+            linked(4, 1, &[(2, Root, Forwarding, 5)]),
+        ];
+        let document = Topology::draw("m", &all[0], &all[1..]);
+        assert!(document.brokers.iter().all(|b| (&b.parent, b.hops, b.distance) == (&None, None, None)), "{document:?}");
     }
 
     #[test]

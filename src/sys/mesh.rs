@@ -27,7 +27,7 @@ pub(super) fn topics(status: &Status) -> Topics {
     show("brokers", status.brokers.to_string());
     show("changes", status.changes.to_string());
     for (cause, count) in &status.changes_by_cause {
-        show(&format!("changes/{}", cause.replace(' ', "-")), count.to_string());
+        show(&format!("changes/{}", cause.replace(' ', "_")), count.to_string());
     }
     show("last_change/at", status.last_change.at.to_string());
     show("last_change/cause", status.last_change.cause.clone());
@@ -105,8 +105,8 @@ mod tests {
         let expected = [
             "$SYS/mesh/brokers 3",
             "$SYS/mesh/changes 5",
-            "$SYS/mesh/changes/better-tree 4",
-            "$SYS/mesh/changes/parent-lost 1",
+            "$SYS/mesh/changes/better_tree 4",
+            "$SYS/mesh/changes/parent_lost 1",
             "$SYS/mesh/distance 4",
             "$SYS/mesh/epoch 3",
             "$SYS/mesh/healing/count 1",

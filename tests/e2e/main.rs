@@ -24,6 +24,7 @@ mod paths;
 mod relay;
 mod reload;
 mod serve;
+mod sight;
 #[path = "../conformance/wire.rs"]
 #[expect(dead_code, reason = "see above")]
 mod wire;

@@ -1,5 +1,6 @@
 //! `topology`: the mesh as one running broker knows it, for people, programs and drawings.
 
+mod dot;
 mod svg;
 mod text;
 mod tree;
@@ -51,7 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     print(&match arguments.format {
         Format::Text => text::as_text(&topology),
         Format::Json => serde_json::to_string_pretty(&topology)?,
-        Format::Dot => text::as_dot(&topology),
+        Format::Dot => dot::as_dot(&topology),
         Format::Svg => svg::as_svg(&topology),
     })?;
     Ok(ExitCode::SUCCESS)
@@ -91,6 +92,9 @@ mod tests {
             priority: 32_768,
             capacity: 3,
             version: "0.1.0".to_owned(),
+            parent: None,
+            hops: None,
+            distance: None,
         }
     }
 
@@ -106,13 +110,14 @@ mod tests {
         Topology {
             mesh: "m".to_owned(),
             root: "b".to_owned(),
+            epoch: 3,
             brokers: ["a", "b", "c", "d", "e", "f"].map(broker).into(),
             links: vec![
                 lossy,
                 link("a", "c", LinkState::Forwarding),
                 link("a", "e", LinkState::Forwarding),
                 link("b", "d", LinkState::Forwarding),
-                link("c", "d", LinkState::Blocked),
+                TopologyLink { role_a: LinkRole::Designated, role_b: LinkRole::Alternate, ..link("c", "d", LinkState::Blocked) },
                 link("e", "f", LinkState::Down),
             ],
             changes: 4,
@@ -122,24 +127,32 @@ mod tests {
 
     #[test]
     fn as_text_it_is_a_tree_and_what_is_beside_it() {
-        let expected = "mesh m, root b: 6 brokers, 6 links; tree changes: 4, last 2023-11-14T22:13:20Z: root \\u{1b}[31m lost\n\
-                        b  root, priority 32768, capacity 3\n\
-                        ├─ a  cost 2, 0.31 ms, 1.5 % lost\n\
+        let expected = "mesh m, root b, epoch 3\n\
+                        6 brokers; 6 links: 4 forwarding, 1 blocked, 1 down\n\
+                        4 changes, the last 2023-11-14T22:13:20Z: root \\u{1b}[31m lost\n\
+                        \n\
+                        b        root, priority 32768, capacity 3\n\
+                        ├─ a     cost 2, 0.31 ms, 1.5 % lost\n\
                         │  ├─ c  cost 2, 0.31 ms\n\
                         │  └─ e  cost 2, 0.31 ms\n\
-                        └─ d  cost 2, 0.31 ms\n\
-                        f  not joined yet\n\
-                        in reserve: c - d  cost 2, 0.31 ms\n\
-                        down: e - f  cost 2, 0.31 ms";
+                        └─ d     cost 2, 0.31 ms\n\
+                        f        not joined yet\n\
+                        \n\
+                        blocked    c - d  cost 2, 0.31 ms, alternate at d\n\
+                        down       e - f  lost";
         assert_eq!(text::as_text(&topology()), expected);
     }
 
     #[test]
     fn for_graphviz_every_broker_and_link_is_named_once() {
-        let dot = text::as_dot(&topology());
+        let dot = dot::as_dot(&topology());
         assert_eq!(dot.lines().count(), 1 + 1 + 6 + 6 + 1);
         assert!(dot.contains("  \"b\" [style=\"rounded,bold\"];\n"), "{dot}");
-        assert!(dot.contains("  \"c\" -- \"d\" [style=dashed, label=\"cost 2, 0.31 ms\"];\n"), "{dot}");
+        // From parent to child, so that the root is on top; what is no branch does not pull.
+        assert!(dot.contains("  \"b\" -- \"a\" [color=\"#1166aa\", penwidth=2, "), "{dot}");
+        let spare =
+            "  \"c\" -- \"d\" [color=\"#777777\", style=dashed, constraint=false, fontsize=10, label=\"cost 2, 0.31 ms\"];\n";
+        assert!(dot.contains(spare), "{dot}");
     }
 
     #[test]
@@ -154,7 +167,41 @@ mod tests {
         distinct.dedup();
         assert_eq!((boxes.len(), distinct.len()), (6, 6), "{svg}");
         assert_eq!(svg.lines().filter(|line| line.starts_with("<path")).count(), 6);
+        assert!(svg.contains("<title>c - d: blocked, designated at c, alternate at d, cost 2, 0.31 ms</title>"), "{svg}");
         assert!(svg.contains("<title>&lt;m &amp; &quot;n&quot;&gt;</title>"), "{svg}");
+    }
+
+    /// Names come from other machines.
+    #[test]
+    fn names_break_out_of_no_format() {
+        let mut topology = topology();
+        let evil = "\"];\\ </svg>&'\n\u{1b}\u{202e}".to_owned() + &"x".repeat(90);
+        for name in topology.brokers.iter_mut().map(|broker| &mut broker.name) {
+            *name = name.replace('a', &evil);
+        }
+        for link in &mut topology.links {
+            (link.a, link.b) = (link.a.replace('a', &evil), link.b.replace('a', &evil));
+        }
+        let (text, dot, svg) = (text::as_text(&topology), dot::as_dot(&topology), svg::as_svg(&topology));
+        for drawn in [&text, &dot, &svg] {
+            assert!(!drawn.chars().any(|letter| letter.is_control() && letter != '\n' || letter == '\u{202e}'), "{drawn}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(text.lines().count(), text::as_text(&self::topology()).lines().count());
+        assert!(dot.contains(r#""\"];\\ </svg>&'\\n\\u{1b}\\u{202e}xxx"#), "{dot}");
+        assert_eq!((svg.matches("</svg>").count(), svg.matches("&lt;/svg&gt;&amp;").count() > 0), (1, true), "{svg}");
+    }
+
+    #[test]
+    fn a_deep_tree_stays_within_the_terminal() {
+        let mut topology = topology();
+        let names: Vec<_> = (0..64).map(|place| format!("broker-{place}")).collect();
+        topology.brokers = names.iter().map(|name| broker(name)).collect();
+        topology.links = names.windows(2).map(|pair| link(&pair[0], &pair[1], LinkState::Forwarding)).collect();
+        topology.root.clone_from(&names[0]);
+        let text = text::as_text(&topology);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("└─ broker-63  cost 2"), "{text}");
     }
 
     /// What a broker tells while the mesh is changing: links that make a cycle, a root that nobody has, a link to itself.
@@ -166,11 +213,12 @@ mod tests {
             link("a", "a", LinkState::Forwarding),
             link("x", "y", LinkState::Down),
         ]);
-        assert_eq!(text::as_text(&topology).matches("forwarding: ").count(), 2);
+        assert_eq!(text::as_text(&topology).lines().filter(|line| line.starts_with("forwarding")).count(), 2);
         topology.root = "nobody".to_owned();
         assert_eq!(text::as_text(&topology).matches("not joined yet").count(), 6);
         assert_eq!(svg::as_svg(&topology).matches("<rect").count(), 6);
         topology.brokers.clear();
-        assert!(!svg::as_svg(&topology).contains("<rect"));
+        let svg = svg::as_svg(&topology);
+        assert!(!svg.contains("<rect") && svg.contains("down: x - y"), "{svg}");
     }
 }

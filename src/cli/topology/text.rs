@@ -1,79 +1,99 @@
-//! A topology in characters: a tree for the terminal, and Graphviz.
+//! A topology in characters: a tree for a terminal of 80 columns.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::tree::Tree;
-use crate::shared::{LinkState, Topology, TopologyLink};
+use crate::shared::{LinkRole, LinkState, Topology, TopologyLink};
+
+/// No line is longer, whatever names say; the whole of them is in the other formats.
+const COLUMNS: usize = 80;
+/// Room for a name behind its branches, and for each of two names on a line.
+const NAME_COLUMNS: usize = 40;
+const END_COLUMNS: usize = 22;
+/// Branches of a tree that is too deep to be drawn whole are cut on the left.
+const BRANCH_COLUMNS: usize = 30;
 
 /// A tree for the terminal.
 pub(crate) fn as_text(topology: &Topology) -> String {
     let tree = Tree::of(topology);
-    let mut text = format!(
-        "mesh {}, root {}: {} brokers, {} links; tree changes: {}, last {}: {}",
-        clean(&topology.mesh),
-        clean(&topology.root),
-        topology.brokers.len(),
-        topology.links.len(),
-        topology.changes,
-        instant(topology.last_change.at),
-        clean(&topology.last_change.cause)
-    );
-    // Writing to a string never fails.
+    let mut lines = headline(topology);
+    lines.push(String::new());
+    let mut rows = Vec::new();
     for (place, node) in tree.nodes.iter().enumerate() {
-        let name = clean(&node.broker.name);
-        let _ = match node.above {
-            Some((_, link)) => write!(text, "\n{}{name}  {}", branches(&tree, place), measures(link)),
-            None => write!(text, "\n{name}  root, priority {}, capacity {}", node.broker.priority, node.broker.capacity),
-        };
+        let broker = node.broker;
+        let name = cut(&format!("{}{}", branches(&tree, place), clean(&broker.name)), NAME_COLUMNS);
+        rows.push(match node.above {
+            Some((_, link)) => (name, measures(link)),
+            None => (name, format!("root, priority {}, capacity {}", broker.priority, broker.capacity)),
+        });
     }
-    for broker in &tree.apart {
-        let _ = write!(text, "\n{}  not joined yet", clean(&broker.name));
+    rows.extend(tree.apart.iter().map(|broker| (cut(&clean(&broker.name), NAME_COLUMNS), "not joined yet".to_owned())));
+    lines.extend(in_columns(rows));
+    let rows: Vec<_> = tree.others.iter().map(|link| beside(link)).collect();
+    if !rows.is_empty() {
+        lines.push(String::new());
     }
-    for link in &tree.others {
-        let state = match link.state {
-            LinkState::Forwarding => "forwarding",
-            LinkState::Blocked => "in reserve",
-            LinkState::Down => "down",
-        };
-        let _ = write!(text, "\n{state}: {} - {}  {}", clean(&link.a), clean(&link.b), measures(link));
-    }
-    text
+    lines.extend(in_columns(rows));
+    lines.iter().map(|line| cut(line, COLUMNS)).collect::<Vec<_>>().join("\n")
+}
+
+/// The mesh in three lines.
+pub(super) fn headline(topology: &Topology) -> Vec<String> {
+    let count = |state| topology.links.iter().filter(|link| link.state == state).count();
+    vec![
+        format!("mesh {}, root {}, epoch {}", clean(&topology.mesh), clean(&topology.root), topology.epoch),
+        format!(
+            "{} brokers; {} links: {} forwarding, {} blocked, {} down",
+            topology.brokers.len(),
+            topology.links.len(),
+            count(LinkState::Forwarding),
+            count(LinkState::Blocked),
+            count(LinkState::Down)
+        ),
+        format!(
+            "{} changes, the last {}: {}",
+            topology.changes,
+            instant(topology.last_change.at),
+            clean(&topology.last_change.cause)
+        ),
+    ]
+}
+
+/// A link that is no branch of the tree, and why it is none.
+fn beside(link: &TopologyLink) -> (String, String) {
+    let [a, b] = [&link.a, &link.b].map(|name| cut(&clean(name), END_COLUMNS));
+    let held = match (link.role_a, link.role_b) {
+        (LinkRole::Alternate, LinkRole::Alternate) => ", alternate at both ends".to_owned(),
+        (LinkRole::Alternate, _) => format!(", alternate at {a}"),
+        (_, LinkRole::Alternate) => format!(", alternate at {b}"),
+        _ => String::new(),
+    };
+    let measured = if link.state == LinkState::Down { "lost".to_owned() } else { measures(link) + &held };
+    (format!("{:<11}{a} - {b}", link.state.as_str()), measured)
+}
+
+/// Rows of two columns, the second one beginning at one place.
+fn in_columns(rows: Vec<(String, String)>) -> impl Iterator<Item = String> {
+    let width = rows.iter().map(|(first, _)| first.chars().count()).max().unwrap_or_default();
+    rows.into_iter().map(move |(first, second)| format!("{first:<width$}  {second}"))
 }
 
 /// The lines that lead from the root's column to a name.
 fn branches(tree: &Tree<'_>, place: usize) -> String {
-    let mut parts = vec![if tree.is_last_child(place) { "└─ " } else { "├─ " }];
     let above = |place: usize| tree.nodes.get(place).and_then(|node| node.above).map(|(above, _)| above);
-    let mut at = above(place);
-    while let Some(place) = at.filter(|place| above(*place).is_some()) {
-        parts.push(if tree.is_last_child(place) { "   " } else { "│  " });
-        at = above(place);
+    let Some(mut at) = above(place) else { return String::new() };
+    let mut parts = vec![if tree.is_last_child(place) { "└─ " } else { "├─ " }];
+    while let Some(next) = above(at) {
+        parts.push(if tree.is_last_child(at) { "   " } else { "│  " });
+        at = next;
     }
     parts.reverse();
-    parts.concat()
-}
-
-/// For Graphviz: `topology --format dot | dot -Tpng`.
-pub(super) fn as_dot(topology: &Topology) -> String {
-    let mut text = format!("graph {} {{\n  node [shape=box, style=rounded];\n", quoted(&topology.mesh));
-    for broker in &topology.brokers {
-        let root = if broker.name == topology.root { " [style=\"rounded,bold\"]" } else { "" };
-        let _ = writeln!(text, "  {}{root};", quoted(&broker.name));
-    }
-    for link in &topology.links {
-        let style = match link.state {
-            LinkState::Forwarding => "solid",
-            LinkState::Blocked => "dashed",
-            LinkState::Down => "dotted",
-        };
-        let label = quoted(&measures(link));
-        let _ = writeln!(text, "  {} -- {} [style={style}, label={label}];", quoted(&link.a), quoted(&link.b));
-    }
-    text + "}"
+    let drawn = parts.concat();
+    let excess = drawn.chars().count().saturating_sub(BRANCH_COLUMNS);
+    if excess == 0 { drawn } else { format!("…{}", drawn.chars().skip(excess + 1).collect::<String>()) }
 }
 
 /// Cost, round trip and, where there is any, loss.
@@ -86,13 +106,17 @@ fn milliseconds(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1_000.0)
 }
 
-/// Names come from other machines: nothing in them may move the cursor.
-fn clean(text: &str) -> String {
+/// Names come from other machines: nothing in them may move the cursor or break out of a string.
+pub(super) fn clean(text: &str) -> String {
     text.escape_debug().to_string()
 }
 
-fn quoted(text: &str) -> String {
-    format!("\"{}\"", clean(text))
+/// At most so many characters.
+pub(super) fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
 fn instant(unix_ms: u64) -> String {
