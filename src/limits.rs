@@ -85,6 +85,8 @@ pub const HELLO_TIME_MAX: Duration = Duration::from_secs(2);
 pub const HELLO_TIME_MIN: Duration = Duration::from_millis(10);
 /// The dearest that a link may be: the longest way of such links can still be counted.
 pub const LINK_COST_MAX: u32 = 1 << 20;
+/// Bytes of one record of what the tree was told (`mesh.record_stp`): days of a quiet mesh.
+pub const RECORD_STP_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Links that a broker keeps, default.
 pub const LINKS_MAX_DEFAULT: usize = 8;
 /// Brokers of one mesh of which records are kept.

@@ -30,6 +30,9 @@ pub(super) struct Settings {
     /// A broker to dial, instead of those configured (repeatable)
     #[arg(long, value_name = "HOST:PORT")]
     peer: Vec<String>,
+    /// Record everything that the spanning tree is told in this file, for the simulator to replay
+    #[arg(long, value_name = "FILE")]
+    record_stp: Option<PathBuf>,
     /// Where the admin interface listens
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<String>,
@@ -81,6 +84,7 @@ impl Settings {
             ("--data-dir", "data_dir", self.data_dir.as_ref().map(|dir| dir.display().to_string())),
             ("--mesh", "mesh.name", self.mesh.clone()),
             ("--peer", "mesh.peers", peers),
+            ("--record-stp", "mesh.record_stp", self.record_stp.as_ref().map(|file| file.display().to_string())),
             ("--admin", "admin.bind", self.admin.clone()),
             (if self.verbose > 0 { "--verbose" } else { "--log" }, "log.filter", filter),
         ];

@@ -171,6 +171,9 @@ pub struct Mesh {
     /// The longest way through the mesh, in links.
     #[serde(deserialize_with = "units::hops")]
     pub hop_max: u8,
+    /// Where everything that the tree is told is recorded, to be replayed by the simulator. `None`: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record_stp: Option<PathBuf>,
     /// Ordered streams per QoS class on each link; the same in the whole mesh.
     #[serde(deserialize_with = "units::lanes")]
     pub lanes: u8,
@@ -198,6 +201,7 @@ impl Default for Mesh {
             hello_time: Duration::from_millis(100),
             max_links: limits::LINKS_MAX_DEFAULT,
             hop_max: limits::HOP_MAX,
+            record_stp: None,
             lanes: limits::LANES_DEFAULT,
             replay_log_bytes: limits::RING_BYTES_DEFAULT,
         }

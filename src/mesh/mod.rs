@@ -72,6 +72,7 @@ pub use status::{Place, Status, Watcher};
 
 use complaints::Complaints;
 use connect::Connector;
+use driver::recorder::Recorder;
 use driver::{Book, Driver, Settings};
 use gate::Gate;
 use handshake::Local;
@@ -169,6 +170,14 @@ pub enum MeshError {
         /// Ours.
         mesh: String,
     },
+    /// `mesh.record_stp`.
+    #[error("mesh.record_stp = {path}: cannot write there: {source}", path = path.display())]
+    Record {
+        /// As configured.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The incarnation.
     #[error(transparent)]
     Incarnation(#[from] IncarnationError),
@@ -261,12 +270,18 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         metrics: Arc::default(),
         credentials: Arc::new(ArcSwap::from_pointee(config.credentials)),
     });
+    let tree = StpConfig { claim, hop_max: config.mesh.hop_max, hello: config.mesh.hello_time, epoch_interval: EPOCH_INTERVAL };
+    let record = |path: &PathBuf| {
+        Recorder::start(path, &tree, clock::now()).map_err(|source| MeshError::Record { path: path.clone(), source })
+    };
+    let recorder = config.mesh.record_stp.as_ref().map(record).transpose()?;
     let settings = Settings {
         local: Arc::clone(&local),
         deliver,
         links_max: config.mesh.max_links,
         chooses: config.mesh.discovery.iter().any(|way| *way != config::Discovery::Static),
-        tree: StpConfig { claim, hop_max: config.mesh.hop_max, hello: config.mesh.hello_time, epoch_interval: EPOCH_INTERVAL },
+        tree,
+        recorder,
         addresses: config.mesh.advertise.iter().map(ToString::to_string).collect(),
         replication: Arc::clone(&replication),
     };

@@ -11,6 +11,7 @@
 //! | `selection` | the tree, the way to its root, who may be a parent | 17.28 Port Role Selection |
 //! | `agreement` | lanes of a port: OPEN, its answer, CLOSE | 17.29 Port Role Transitions, 17.30 Port State Transition |
 //! | `epoch` | when a new epoch is asked for, opened, and followed | none |
+//! | `record` | no machine: inputs as lines of text, to be replayed | none |
 //!
 //! # Invariants
 //! 1. A broker's tree id only ever grows; it claims an epoch at most once.
@@ -47,6 +48,7 @@ mod bpdu;
 mod epoch;
 mod event;
 mod port;
+pub mod record;
 mod selection;
 
 #[cfg(test)]

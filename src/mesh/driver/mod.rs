@@ -5,6 +5,7 @@
 
 mod admission;
 mod links;
+pub(super) mod recorder;
 mod records;
 mod sight;
 mod tree;
@@ -33,6 +34,7 @@ use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::Replication;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
+use recorder::Recorder;
 use records::{change_now, own_record};
 use sight::{Sight, place_of};
 
@@ -101,6 +103,7 @@ pub(in crate::mesh) struct Settings {
     /// Whether this broker chooses its neighbours among those it finds, beyond whom it was told to dial.
     pub(in crate::mesh) chooses: bool,
     pub(in crate::mesh) tree: StpConfig,
+    pub(in crate::mesh) recorder: Option<Recorder>,
     /// Addresses to tell others.
     pub(in crate::mesh) addresses: Vec<String>,
 }
@@ -131,6 +134,8 @@ struct Lost {
 pub(in crate::mesh) struct Driver {
     settings: Settings,
     stp: Stp,
+    /// Writes down what the tree is told.
+    recorder: Option<Recorder>,
     outputs: Vec<Output>,
     links: BTreeMap<BrokerId, Entry>,
     lost: BTreeMap<BrokerId, Lost>,
@@ -173,7 +178,7 @@ pub(in crate::mesh) struct Inputs {
 
 impl Driver {
     pub(in crate::mesh) fn new(
-        settings: Settings,
+        mut settings: Settings,
         proposals: mpsc::Receiver<Proposal>,
         stop: watch::Receiver<Stop>,
     ) -> (Self, Inputs) {
@@ -196,6 +201,7 @@ impl Driver {
         let sight = Sight::new(&stp);
         let countdown = Countdown::new(settings.local.credentials.load().validity().life());
         let driver = Self {
+            recorder: settings.recorder.take(),
             settings,
             stp,
             outputs: Vec::new(),

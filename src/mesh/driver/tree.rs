@@ -18,6 +18,9 @@ impl Driver {
         if let Input::Bpdu { port, bpdu } = input {
             self.heard(port, bpdu.tree);
         }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(&input, now);
+        }
         let mut outputs = std::mem::take(&mut self.outputs);
         self.stp.handle(input, now, &mut outputs);
         for output in outputs.drain(..) {

@@ -1,6 +1,9 @@
 //! The spanning tree under faults: N real state machines in one world of virtual time. `STP_SEED=n` in the environment runs that seed alone.
 
 pub mod course;
+mod explore;
+#[allow(dead_code, reason = "the fuzz target uses the rest")]
+mod model;
 pub mod phases;
 pub mod topology;
 #[allow(dead_code, unused_imports, reason = "the example and the text scenarios use the rest")]

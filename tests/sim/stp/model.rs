@@ -6,10 +6,12 @@
 //! own that only its timeouts move, so that timers fire in any order whatever their lengths. A *forger* is a broker that says whatever
 //! [`Model::forge`] is told to; what is asserted is asserted of the honest ones.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU32;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -64,9 +66,46 @@ pub enum Forgery {
 
 #[derive(Clone)]
 pub struct Model {
-    brokers: Vec<Rc<Broker>>,
-    links: Vec<Rc<Link>>,
+    brokers: Vec<Rc<Kept<Broker>>>,
+    links: Vec<Rc<Kept<Link>>>,
     hop_max: u8,
+}
+
+/// A part of the model that is shared by its clones until it changes, and hashed once.
+#[derive(Clone)]
+struct Kept<T> {
+    value: T,
+    hash: Cell<Option<u64>>,
+}
+
+fn kept<T>(value: T) -> Rc<Kept<T>> {
+    Rc::new(Kept { value, hash: Cell::new(None) })
+}
+
+fn change<T: Clone>(kept: &mut Rc<Kept<T>>) -> &mut T {
+    let kept = Rc::make_mut(kept);
+    kept.hash.set(None);
+    &mut kept.value
+}
+
+impl<T> Deref for Kept<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: Hash> Hash for Kept<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let hash = self.hash.get().unwrap_or_else(|| {
+            let mut hasher = DefaultHasher::new();
+            self.value.hash(&mut hasher);
+            hasher.finish()
+        });
+        self.hash.set(Some(hash));
+        state.write_u64(hash);
+    }
 }
 
 #[derive(Clone, Hash)]
@@ -126,16 +165,13 @@ impl Model {
             let id = BrokerId(index as u64 + 1);
             let claim = RootClaim { priority: seed.priority, capacity: 0, id, incarnation: Incarnation(0) };
             let is_forger = seed.is_forger;
-            Rc::new(Broker { claim, stp: None, is_forger, clock, tree: None, child_port: None })
+            kept(Broker { claim, stp: None, is_forger, clock, tree: None, child_port: None })
         };
         let link = |&(a, b, cost): &(usize, usize, u32)| {
-            Rc::new(Link { brokers: [a, b], cost, generation: 1, is_up: true, ends: [End::default(), End::default()] })
+            kept(Link { brokers: [a, b], cost, generation: 1, is_up: true, ends: [End::default(), End::default()] })
         };
-        let mut model = Self {
-            brokers: brokers.iter().enumerate().map(broker).collect(),
-            links: links.iter().map(link).collect(),
-            hop_max,
-        };
+        let mut model =
+            Self { brokers: brokers.iter().enumerate().map(broker).collect(), links: links.iter().map(link).collect(), hop_max };
         for (broker, seed) in brokers.iter().enumerate() {
             if !seed.is_forger {
                 model.start(broker);
@@ -144,10 +180,10 @@ impl Model {
         model
     }
 
-    /// Everything but time, as a number.
-    pub fn fingerprint(&self) -> u64 {
+    /// All that decides what can still happen, with `more` of whoever runs it, as a number: two models that differ have the same one in 2^64.
+    pub fn fingerprint(&self, more: impl Hash) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (&self.brokers, &self.links).hash(&mut hasher);
+        (&self.brokers, &self.links, more).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -210,28 +246,28 @@ impl Model {
             Step::Deliver { link, end, stream } => self.deliver(link, end, stream),
             Step::Confirm { link, end } => {
                 let (broker, port) = self.port(link, end);
-                let number = Rc::make_mut(&mut self.links[link]).ends[end].closing.take().expect("was listed");
+                let number = change(&mut self.links[link]).ends[end].closing.take().expect("was listed");
                 if number.child == self.brokers[broker].claim.id {
                     self.release_child_port(broker, |child| child == port);
                 }
                 self.feed(broker, Input::LanesClosed { port, number });
             }
             Step::Timeout { broker } => {
-                let node = Rc::make_mut(&mut self.brokers[broker]);
+                let node = change(&mut self.brokers[broker]);
                 let due = node.stp.as_ref().and_then(Stp::poll_timeout).expect("was listed");
                 node.clock = node.clock.max(due);
                 self.feed(broker, Input::Timeout);
             }
             Step::Cut { link } => self.cut(link),
             Step::Heal { link } => {
-                let link = Rc::make_mut(&mut self.links[link]);
+                let link = change(&mut self.links[link]);
                 link.generation += 1;
                 link.is_up = true;
             }
             Step::Crash { broker } => self.crash(broker),
             Step::Start { broker } => self.start(broker),
             Step::Cost { link, cost } => {
-                Rc::make_mut(&mut self.links[link]).cost = cost;
+                change(&mut self.links[link]).cost = cost;
                 for end in [0, 1] {
                     if self.links[link].ends[end].believes.is_some() {
                         let (broker, port) = self.port(link, end);
@@ -244,21 +280,24 @@ impl Model {
 
     /// A forger at the other side says something to this end of the link; nothing if the end does not take the link for up.
     pub fn forge(&mut self, link: usize, end: usize, forgery: Forgery) {
-        let Link { brokers, is_up, generation, ref ends, .. } = *self.links[link];
+        let Link { brokers, is_up, generation, ref ends, .. } = **self.links[link];
         if !self.brokers[brokers[1 - end]].is_forger || !is_up || ends[end].believes != Some(generation) {
             return;
         }
         let (broker, port) = self.port(link, end);
-        self.feed(broker, match forgery {
-            Forgery::Bpdu(bpdu) => Input::Bpdu { port, bpdu },
-            Forgery::Open(open) => Input::OpenReceived { port, open },
-            Forgery::Close(number) => Input::CloseReceived { port, number },
-        });
+        self.feed(
+            broker,
+            match forgery {
+                Forgery::Bpdu(bpdu) => Input::Bpdu { port, bpdu },
+                Forgery::Open(open) => Input::OpenReceived { port, open },
+                Forgery::Close(number) => Input::CloseReceived { port, number },
+            },
+        );
     }
 
     /// Time passes at one broker, and it is woken without need.
     pub fn wake(&mut self, broker: usize, later: Duration) {
-        Rc::make_mut(&mut self.brokers[broker]).clock += later;
+        change(&mut self.brokers[broker]).clock += later;
         self.feed(broker, Input::Timeout);
     }
 
@@ -318,15 +357,15 @@ impl Model {
 
     /// The broker at this end, and what it calls the port.
     fn port(&self, link: usize, end: usize) -> (usize, PortId) {
-        let Link { brokers, generation, ref ends, .. } = *self.links[link];
+        let Link { brokers, generation, ref ends, .. } = **self.links[link];
         let peer = self.brokers[brokers[1 - end]].claim.id;
         (brokers[end], PortId { peer, generation: port_generation(link, ends[end].believes.unwrap_or(generation)) })
     }
 
     fn notice(&mut self, link: usize, end: usize) {
         let (broker, former) = self.port(link, end);
-        let Link { is_up, generation, cost, .. } = *self.links[link];
-        let side = &mut Rc::make_mut(&mut self.links[link]).ends[end];
+        let Link { is_up, generation, cost, .. } = **self.links[link];
+        let side = &mut change(&mut self.links[link]).ends[end];
         // What is already on its way belongs to the generation that is noticed now.
         (side.believes, side.open, side.closing) = (is_up.then_some(generation), None, None);
         self.release_child_port(broker, |child| child == former);
@@ -340,7 +379,7 @@ impl Model {
 
     fn deliver(&mut self, link: usize, end: usize, stream: Stream) {
         let (broker, port) = self.port(link, end);
-        let side = &mut Rc::make_mut(&mut self.links[link]).ends[end];
+        let side = &mut change(&mut self.links[link]).ends[end];
         let input = match stream {
             Stream::Control => Input::Bpdu { port, bpdu: side.control.pop_front().expect("was listed") },
             Stream::Lane => match side.lane.pop_front().expect("was listed") {
@@ -352,7 +391,7 @@ impl Model {
     }
 
     fn cut(&mut self, link: usize) {
-        let link = Rc::make_mut(&mut self.links[link]);
+        let link = change(&mut self.links[link]);
         link.is_up = false;
         for end in &mut link.ends {
             end.control.clear();
@@ -364,28 +403,28 @@ impl Model {
         for index in 0..self.links.len() {
             if let Some(end) = self.links[index].brokers.iter().position(|&end| end == broker) {
                 self.cut(index);
-                Rc::make_mut(&mut self.links[index]).ends[end] = End::default();
+                change(&mut self.links[index]).ends[end] = End::default();
             }
         }
-        let node = Rc::make_mut(&mut self.brokers[broker]);
+        let node = change(&mut self.brokers[broker]);
         (node.stp, node.tree, node.child_port) = (None, None, None);
     }
 
     fn start(&mut self, broker: usize) {
         let hop_max = self.hop_max;
-        let node = Rc::make_mut(&mut self.brokers[broker]);
+        let node = change(&mut self.brokers[broker]);
         node.claim.incarnation.0 += 1;
         node.stp = Some(Stp::new(StpConfig { claim: node.claim, hop_max, hello: 10 * MS, epoch_interval: 100 * MS }));
     }
 
     fn release_child_port(&mut self, broker: usize, matches: impl Fn(PortId) -> bool) {
-        let node = Rc::make_mut(&mut self.brokers[broker]);
+        let node = change(&mut self.brokers[broker]);
         node.child_port = node.child_port.filter(|&port| !matches(port));
     }
 
     fn feed(&mut self, broker: usize, input: Input) {
         let mut outputs = Vec::new();
-        let node = Rc::make_mut(&mut self.brokers[broker]);
+        let node = change(&mut self.brokers[broker]);
         let now = node.clock;
         let Some(stp) = &mut node.stp else { return };
         stp.handle(input, now, &mut outputs);
@@ -400,11 +439,14 @@ impl Model {
         match output {
             Output::SendBpdu { port, bpdu } => self.send(broker, port, |far| far.control.push_back(bpdu)),
             Output::OpenLanes { port, open } => {
-                let node = Rc::make_mut(&mut self.brokers[broker]);
+                let node = change(&mut self.brokers[broker]);
                 let former = node.child_port.replace(port);
                 assert!(former.is_none_or(|former| former == port), "broker {broker}: OPEN at {port:?}, {former:?} is not closed");
                 let side = self.side(broker, port);
-                assert!(side.closing.is_none() && side.open.is_none_or(|number| number == open.number), "broker {broker}: {port:?}");
+                assert!(
+                    side.closing.is_none() && side.open.is_none_or(|number| number == open.number),
+                    "broker {broker}: {port:?}"
+                );
                 side.open = Some(open.number);
                 self.send(broker, port, |far| far.lane.push_back(Marker::Open(open)));
             }
@@ -421,7 +463,7 @@ impl Model {
                 self.send(broker, port, |far| far.lane.push_back(Marker::Close(number)));
             }
             Output::TreeChanged { tree, .. } => {
-                let former = Rc::make_mut(&mut self.brokers[broker]).tree.replace(tree);
+                let former = change(&mut self.brokers[broker]).tree.replace(tree);
                 assert!(former.is_none_or(|former| former < tree), "broker {broker}: {former:?} did not grow to {tree:?}");
             }
             Output::PortState { .. } => {}
@@ -438,7 +480,7 @@ impl Model {
     fn send(&mut self, broker: usize, port: PortId, put: impl FnOnce(&mut End)) {
         let (index, end) = self.end_of(port, broker);
         let to = self.links[index].brokers[1 - end];
-        let link = Rc::make_mut(&mut self.links[index]);
+        let link = change(&mut self.links[index]);
         if link.is_up && port.generation == port_generation(index, link.generation) && !self.brokers[to].is_forger {
             put(&mut link.ends[1 - end]);
         }
@@ -446,7 +488,7 @@ impl Model {
 
     fn side(&mut self, broker: usize, port: PortId) -> &mut End {
         let (link, end) = self.end_of(port, broker);
-        &mut Rc::make_mut(&mut self.links[link]).ends[end]
+        &mut change(&mut self.links[link]).ends[end]
     }
 
     fn end_of(&self, port: PortId, broker: usize) -> (usize, usize) {
