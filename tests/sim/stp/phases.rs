@@ -64,6 +64,10 @@ pub fn run(settings: Settings, shape: Shape, count: usize) -> Vec<Measured> {
                 }
             }
             Phase::LinkLost => {
+                // A link about which little is known is waited for longer.
+                let known_at = world.elapsed() + 50 * settings.hello;
+                world.run_until(known_at);
+                world.run(EVENTS_MAX);
                 let link = tree_link(&mut world);
                 world.fault_after(Duration::ZERO, Fault::Down(link));
                 lost = Some(link);

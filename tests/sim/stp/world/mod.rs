@@ -253,6 +253,11 @@ impl World {
         self.queue.pass_until(elapsed);
     }
 
+    /// Whether an impostor has said anything.
+    pub fn has_lied(&self) -> bool {
+        self.has_lied
+    }
+
     /// The machine of a broker; `None` if it is down.
     pub fn stp(&self, broker: usize) -> Option<&Stp> {
         self.brokers[broker].stp.as_ref()
