@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use report::Report;
+use report::{Figure, Report};
 use topology::Shape;
 use world::Settings;
 
@@ -223,7 +223,8 @@ fn table(options: &Options) -> Result<(), String> {
         options.seed,
         hello.as_millis()
     );
-    println!("{}", report::table_head());
+    println!("Each cell: median / p99 / maximum, in milliseconds and in hello times (h).\n");
+    let (mut healing, mut convergence) = (report::table_head(), report::table_head());
     for shape in Shape::ALL {
         for count in SIZES.into_iter().filter(|&count| count <= shape.brokers_max()) {
             let mut report = Report::default();
@@ -237,9 +238,12 @@ fn table(options: &Options) -> Result<(), String> {
                     report.add(&measured);
                 }
             }
-            print!("{}", report.table_rows(shape, count, hello));
+            healing += &report.table_row(shape, count, hello, Figure::Healing);
+            convergence += &report.table_row(shape, count, hello, Figure::Convergence);
         }
     }
+    println!("Until data reaches everybody who can be reached:\n\n{healing}");
+    println!("Until the last port has changed, cheaper ways that wait for a new epoch included:\n\n{convergence}");
     Ok(())
 }
 

@@ -19,6 +19,7 @@ pub struct Report {
 
 #[derive(Default)]
 struct Samples {
+    healing: Vec<Duration>,
     convergence: Vec<Duration>,
     bpdus: Vec<u64>,
     moves: Vec<u64>,
@@ -62,6 +63,7 @@ fn hellos(time: Duration, hello: Duration) -> String {
 impl Report {
     pub fn add(&mut self, measured: &Measured) {
         let samples = self.phases.entry(measured.phase).or_default();
+        samples.healing.push(measured.healing);
         samples.convergence.push(measured.convergence);
         samples.bpdus.push(measured.counts.bpdus);
         samples.moves.push(measured.counts.moves);
@@ -94,27 +96,24 @@ impl Report {
         if !self.phases.is_empty() {
             let _ = writeln!(
                 text,
-                "{:<11} {:>26} {:>20} {:>9} {:>9} {:>8}",
-                "phase", "convergence ms", "hello times", "BPDUs", "moves", "epochs"
+                "{:<11} {:>26} {:>26} {:>20} {:>8} {:>7} {:>7}",
+                "phase", "data flows, ms", "converged, ms", "hello times", "BPDUs", "moves", "epochs"
             );
-            let _ = writeln!(
-                text,
-                "{:<11} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} {:>9} {:>9} {:>8}",
-                "", "median", "p99", "max", "median", "p99", "max", "median", "median", "median"
-            );
+            let three = |width: usize| ["median", "p99", "max"].map(|figure| format!("{figure:>width$}")).join(" ");
+            let _ =
+                writeln!(text, "{:<11} {} {} {} {:>8} {:>7} {:>7}", "", three(8), three(8), three(6), "median", "median", "median");
         }
+        let three = |samples: &[Duration], width: usize, show: &dyn Fn(Duration) -> String| {
+            [0.5, 0.99, 1.0].map(|share| format!("{:>width$}", show(quantile(samples, share)))).join(" ")
+        };
         for (phase, samples) in &self.phases {
-            let [median, p99, max] = [0.5, 0.99, 1.0].map(|share| quantile(&samples.convergence, share));
             let _ = writeln!(
                 text,
-                "{:<11} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} {:>9} {:>9} {:>8}",
+                "{:<11} {} {} {} {:>8} {:>7} {:>7}",
                 phase.name(),
-                ms(median),
-                ms(p99),
-                ms(max),
-                hellos(median, hello),
-                hellos(p99, hello),
-                hellos(max, hello),
+                three(&samples.healing, 8, &ms),
+                three(&samples.convergence, 8, &ms),
+                three(&samples.convergence, 6, &|time| hellos(time, hello)),
                 quantile(&samples.bpdus, 0.5),
                 quantile(&samples.moves, 0.5),
                 quantile(&samples.epochs, 0.5),
@@ -151,10 +150,14 @@ impl Report {
     }
 
     pub fn json(&self, seed: u64, runs: u64, commit: &str, hello: Duration) -> serde_json::Value {
+        let times = |samples: &[Duration]| {
+            let [median, p99, max] = [0.5, 0.99, 1.0].map(|share| quantile(samples, share).as_secs_f64() * 1_000.0);
+            json!({ "median": median, "p99": p99, "max": max })
+        };
         let of = |samples: &Samples| {
-            let [median, p99, max] = [0.5, 0.99, 1.0].map(|share| quantile(&samples.convergence, share).as_secs_f64() * 1_000.0);
             json!({
-                "convergence_ms": { "median": median, "p99": p99, "max": max },
+                "data_flows_ms": times(&samples.healing),
+                "converged_ms": times(&samples.convergence),
                 "bpdus_median": quantile(&samples.bpdus, 0.5),
                 "bpdus_max": quantile(&samples.bpdus, 1.0),
                 "moves_median": quantile(&samples.moves, 0.5),
@@ -178,22 +181,27 @@ impl Report {
     }
 
     /// One row of the table: the three figures of each phase.
-    pub fn table_rows(&self, shape: Shape, count: usize, hello: Duration) -> String {
+    pub fn table_row(&self, shape: Shape, count: usize, hello: Duration, figure: Figure) -> String {
         let mut row = format!("| {shape} | {count} |");
         for phase in Phase::ALL {
             let samples = &self.phases[&phase];
-            let figures = [0.5, 0.99, 1.0].map(|share| quantile(&samples.convergence, share));
+            let samples = if figure == Figure::Healing { &samples.healing } else { &samples.convergence };
+            let figures = [0.5, 0.99, 1.0].map(|share| quantile(samples, share));
             let [in_ms, in_hellos] = [figures.map(ms).join(" / "), figures.map(|time| hellos(time, hello)).join(" / ")];
-            let _ = write!(row, " {in_ms} ms<br>{in_hellos} h |");
+            let _ = write!(row, " {in_ms}<br>{in_hellos} h |");
         }
         row + "\n"
     }
 }
 
+/// What a table is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    Healing,
+    Convergence,
+}
+
 pub fn table_head() -> String {
     let phases = Phase::ALL.map(Phase::name).join(" | ");
-    format!(
-        "Each cell: median / p99 / maximum, in milliseconds and in hello times (h).\n\n| topology | brokers | {phases} |\n|---|---:|{}",
-        "---|".repeat(Phase::ALL.len())
-    )
+    format!("| topology | brokers | {phases} |\n|---|---:|{}\n", "---|".repeat(Phase::ALL.len()))
 }

@@ -83,7 +83,8 @@ fn meshes_form_and_heal() {
                 let detection = if settings.notice == Notice::Watched { settings.hello * 10 } else { Duration::ZERO };
                 for measured in phases::run(settings, shape, count) {
                     let (name, took, counts) = (measured.phase.name(), measured.convergence, measured.counts);
-                    println!("{shape} of {count}, seed {seed}, {name}: {took:.1?}, {counts:?}");
+                    println!("{shape} of {count}, seed {seed}, {name}: healed in {:.1?}, {took:.1?}, {counts:?}", measured.healing);
+                    assert!(measured.healing <= took, "what does not change does not heal");
                     let bound = MS * 20 * u32::try_from(count).expect("few") + detection + 4 * settings.epoch_interval;
                     assert!(took < bound, "{shape} of {count}, seed {seed}, {name}: {took:.1?}");
                 }

@@ -43,7 +43,9 @@ impl Phase {
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub phase: Phase,
-    /// From what happened to the last change of a port's role or state: with detection, where ends detect by themselves.
+    /// From what happened until data reached everybody again: with detection, where ends detect by themselves.
+    pub healing: Duration,
+    /// Until the last change of a port's role or state: a cheaper way that only a new epoch allows is taken an interval later.
     pub convergence: Duration,
     pub counts: Counts,
     /// When each broker changed for the last time, in order.
@@ -103,9 +105,8 @@ fn settle(world: &mut World, phase: Phase) -> Measured {
     let begun_at = world.elapsed();
     world.reset_counts();
     world.run(EVENTS_MAX);
-    // A cheaper way that only a new epoch allows is asked for an interval later.
     check::at_rest(world);
-    let counts = world.counts;
+    let (counts, healed_at) = (world.counts, world.healed_at());
     check_calm(world, phase);
     let mut settled: Vec<Duration> = world.brokers.iter().map(|broker| broker.changed_at.saturating_sub(begun_at)).collect();
     settled.sort_unstable();
@@ -113,7 +114,7 @@ fn settle(world: &mut World, phase: Phase) -> Measured {
     if world.settings.notice == Notice::Watched {
         check::stays_at_rest(world, 10 * world.settings.hello);
     }
-    Measured { phase, convergence: counts.settled_at - begun_at, counts, settled }
+    Measured { phase, healing: healed_at.saturating_sub(begun_at), convergence: counts.settled_at - begun_at, counts, settled }
 }
 
 /// No storm: what a change costs is bounded by the links and by how often brokers can change their mind.

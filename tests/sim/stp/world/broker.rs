@@ -24,6 +24,8 @@ pub struct Broker {
     /// When its place in the tree or one of its ports last changed, from the world's beginning.
     pub changed_at: Duration,
     pub lie: Option<Lie>,
+    /// Whether data can go up: the Root port forwards over a link that is whole.
+    pub(super) has_way: bool,
     /// Messages that came or were published here.
     pub seen: HashSet<u32>,
     /// What it said while it lied.
@@ -55,6 +57,7 @@ impl Broker {
             child_port: None,
             changed_at: Duration::ZERO,
             lie: None,
+            has_way: false,
             seen: HashSet::new(),
             said: Vec::new(),
             lives: 0,
@@ -235,6 +238,7 @@ impl World {
                 } else {
                     assert_eq!(role, Role::Disabled);
                 }
+                self.recount_way(broker);
             }
             Output::Refuse { port, error } => {
                 let (link, _) = self.end_of(broker, port);
@@ -242,6 +246,21 @@ impl World {
                 assert!(!is_honest, "{port:?} is honest, but {error}");
                 self.refuse(broker, port);
             }
+        }
+    }
+
+    /// Keeps count of the brokers from which data can go up.
+    pub(super) fn recount_way(&mut self, broker: usize) {
+        let way = self.stp(broker).and_then(Stp::root_port).filter(|port| {
+            let (link, _) = self.end_of(broker, *port);
+            self.peer(broker, *port).is_some()
+                && self.is_passable(link)
+                && self.brokers[broker].ports.get(port).is_some_and(|view| view.state == (Role::Root, true))
+        });
+        let had_way = std::mem::replace(&mut self.brokers[broker].has_way, way.is_some());
+        if had_way != way.is_some() {
+            self.ways = self.ways + usize::from(!had_way) - usize::from(had_way);
+            self.ways_since.push((self.elapsed(), self.ways));
         }
     }
 

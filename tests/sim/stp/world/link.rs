@@ -322,5 +322,8 @@ impl World {
         };
         let was_unsettled = std::mem::replace(&mut self.links[link].is_unsettled, is_unsettled);
         self.unsettled = self.unsettled + usize::from(is_unsettled) - usize::from(was_unsettled);
+        for broker in self.links[link].ends {
+            self.recount_way(broker);
+        }
     }
 }

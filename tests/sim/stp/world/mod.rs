@@ -149,6 +149,9 @@ pub struct World {
     /// Tree ids that their roots have opened.
     signed: HashSet<TreeId>,
     has_lied: bool,
+    /// Brokers from which data can go up, and how their number went since the counts were reset.
+    ways: usize,
+    ways_since: Vec<(Duration, usize)>,
     published: u32,
     /// Kept for its capacity.
     outputs: Vec<Output>,
@@ -187,6 +190,8 @@ impl World {
             is_disturbed: true,
             signed: HashSet::new(),
             has_lied: false,
+            ways: 0,
+            ways_since: Vec::new(),
             published: 0,
             outputs: Vec::new(),
         };
@@ -207,6 +212,7 @@ impl World {
 
     pub fn reset_counts(&mut self) {
         self.counts = Counts { settled_at: self.elapsed(), ..Counts::default() };
+        self.ways_since = vec![(self.elapsed(), self.ways)];
     }
 
     /// Schedules a fault.
@@ -251,6 +257,12 @@ impl World {
             }
         }
         self.queue.pass_until(elapsed);
+    }
+
+    /// At rest: when, since the counts were reset, there first were as many links that carry data as there are now. Parents form no cycle, so
+    /// that from then on everybody who could be reached was reached.
+    pub fn healed_at(&self) -> Duration {
+        self.ways_since.iter().find(|(_, ways)| *ways >= self.ways).map_or(Duration::ZERO, |(at, _)| *at)
     }
 
     /// Whether an impostor has said anything.
