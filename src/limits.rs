@@ -95,8 +95,18 @@ pub const BROKERS_MAX: usize = 4_096;
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// One broker record as it travels, bytes.
 pub const RECORD_BYTES_MAX: usize = 128 * 1024;
-/// All broker records that are kept, bytes as they travel: a new neighbour is told all of them at once.
+/// All broker records that are kept, bytes as they travel with signature and certificate: a new neighbour is told all of them at once.
 pub const RECORDS_BYTES_MAX: usize = CONTROL_QUEUE_BYTES_MAX / 2;
+/// Certificates that one end of a link may have shown at once, each in a slot of its own: beyond that a slot is used again.
+pub const CERTIFICATE_SLOTS: u16 = 1_024;
+/// A broker's certificate with those between it and the authority, bytes as they travel.
+pub const CERTIFICATE_CHAIN_BYTES_MAX: usize = 8 * 1024;
+/// How many certificates that may be.
+pub const CERTIFICATE_CHAIN_MAX: usize = 4;
+/// A signature, bytes: RSA's with a key of 8,192 bits.
+pub const SIGNATURE_BYTES_MAX: usize = 1_024;
+/// Certificates that were found good and are remembered, bytes as they travel; beyond that the memory is begun anew.
+pub const CERTIFICATES_CHECKED_BYTES_MAX: usize = BROKERS_MAX * 2 * 1024;
 /// Links in one broker record.
 pub const RECORD_LINKS_MAX: usize = 256;
 /// Addresses in one broker record.
@@ -140,6 +150,8 @@ const _: () = assert!(LINK_COST_MAX.checked_mul(HOP_MAX as u32).is_some());
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);
 const _: () = assert!(OPEN_COVERS_BYTES_MAX < CONTROL_FRAME_BYTES_MAX);
 const _: () = assert!(RECORD_BYTES_MAX < CONTROL_FRAME_BYTES_MAX && RECORD_BYTES_MAX < RECORDS_BYTES_MAX);
+const _: () = assert!(CERTIFICATE_CHAIN_BYTES_MAX + SIGNATURE_BYTES_MAX + RECORD_BYTES_MAX < CONTROL_FRAME_BYTES_MAX - 64);
+const _: () = assert!(CERTIFICATES_CHECKED_BYTES_MAX > CERTIFICATE_CHAIN_BYTES_MAX);
 const _: () = assert!(RING_BLOCKS.is_power_of_two());
 const _: () = assert!(LANES_DEFAULT <= LANES_MAX && LANES_MAX as usize * 2 <= u8::MAX as usize);
 const _: () = assert!(PACKET_BYTES_MAX_DEFAULT <= MQTT_REMAINING_LENGTH_MAX);

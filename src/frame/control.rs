@@ -1,12 +1,18 @@
 //! The frames of a link's control stream: the handshake, then BPDUs, hellos, records and credit. A hello travels as a datagram where the
 //! path takes one, in the same form.
 //!
+//! What a broker says of itself and others pass on is signed by it: its claim to the root of a tree, its record. A certificate travels
+//! once a link and direction, into a numbered slot; signatures name the slot. The one who shows certificates chooses the slots.
+//!
 //! The handshake: the dialler greets; the acceptor greets and tells what it knows of the dialler's lives; the dialler tells likewise and
 //! that its life is settled; so does the acceptor. Then everything else may be said.
 
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, split_frame};
-use crate::ids::{BrokerId, Incarnation, LaneId};
-use crate::limits::{CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX};
+use crate::ids::{BrokerId, Incarnation, LaneId, TreeId};
+use crate::limits::{
+    CERTIFICATE_CHAIN_BYTES_MAX, CERTIFICATE_SLOTS, CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX, RECORD_BYTES_MAX,
+    SIGNATURE_BYTES_MAX,
+};
 use crate::stp::Bpdu;
 
 /// The protocol that this program speaks, and the oldest that it still understands.
@@ -21,6 +27,8 @@ const BPDU: u8 = 4;
 const HELLO: u8 = 5;
 const RECORD: u8 = 6;
 const CREDIT: u8 = 7;
+const CERTIFICATE: u8 = 8;
+const CLAIM: u8 = 9;
 
 const REQUEST_EPOCH: u8 = 1;
 const HAS_DISTANCE: u8 = 2;
@@ -54,6 +62,30 @@ pub struct Greeting<'a> {
     pub hello_ms: u32,
 }
 
+/// A signature, and where the certificate of its key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seal<'a> {
+    /// Of the certificate, below [`CERTIFICATE_SLOTS`].
+    pub slot: u16,
+    /// A signature scheme of TLS (RFC 8446 section 4.2.3).
+    pub scheme: u16,
+    /// Over what `mesh::proof` says.
+    pub signature: &'a [u8],
+}
+
+/// A broker's record with all that proves it, where no certificate has been shown before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness<'a> {
+    /// As in [`ControlFrame::Certificate`].
+    pub chain: &'a [u8],
+    /// As in [`Seal`].
+    pub scheme: u16,
+    /// As in [`Seal`].
+    pub signature: &'a [u8],
+    /// The record.
+    pub record: &'a [u8],
+}
+
 /// One frame of the control stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlFrame<'a> {
@@ -63,6 +95,8 @@ pub enum ControlFrame<'a> {
     Known {
         /// The highest one; 0: none.
         incarnation: Incarnation,
+        /// The record in which that life tells of itself, if the sender has it.
+        witness: Option<Witness<'a>>,
     },
     /// The sender's life is settled; the handshake is over.
     Settled {
@@ -78,8 +112,27 @@ pub enum ControlFrame<'a> {
         /// The highest number that the sender has heard; 0: none.
         echo: u64,
     },
-    /// A broker record, in the form of `shared`.
-    Record(&'a [u8]),
+    /// A certificate that signatures name from now on.
+    Certificate {
+        /// Below [`CERTIFICATE_SLOTS`]; what was there is forgotten.
+        slot: u16,
+        /// X.509 certificates, each after its length: the broker's own, then those between it and the authority.
+        chain: &'a [u8],
+    },
+    /// The root of a tree claims it. It comes before the first BPDU that names the tree, and once more when the root has a new certificate.
+    Claim {
+        /// The tree.
+        tree: TreeId,
+        /// Of the root.
+        seal: Seal<'a>,
+    },
+    /// What a broker tells of itself.
+    Record {
+        /// Of that broker.
+        seal: Seal<'a>,
+        /// In the form of `shared`.
+        record: &'a [u8],
+    },
     /// The sender has consumed so much of a lane since the link came up.
     Credit {
         /// The lane that the receiver of this writes.
@@ -96,14 +149,30 @@ impl<'a> ControlFrame<'a> {
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Greeting(greeting) => put_frame(out, GREETING, |out| greeting.encode(out)),
-            Self::Known { incarnation } => put_frame(out, KNOWN, |out| put_varint(out, incarnation.0)),
+            Self::Known { incarnation, witness } => put_frame(out, KNOWN, |out| {
+                put_varint(out, incarnation.0);
+                if let Some(witness) = witness {
+                    witness.encode(out);
+                }
+            }),
             Self::Settled { incarnation } => put_frame(out, SETTLED, |out| put_varint(out, incarnation.0)),
             Self::Bpdu(bpdu) => put_frame(out, BPDU, |out| put_bpdu(out, bpdu)),
             Self::Hello { number, echo } => put_frame(out, HELLO, |out| {
                 put_varint(out, *number);
                 put_varint(out, *echo);
             }),
-            Self::Record(bytes) => put_frame(out, RECORD, |out| out.extend_from_slice(bytes)),
+            Self::Certificate { slot, chain } => put_frame(out, CERTIFICATE, |out| {
+                out.extend_from_slice(&slot.to_be_bytes());
+                out.extend_from_slice(chain);
+            }),
+            Self::Claim { tree, seal } => put_frame(out, CLAIM, |out| {
+                put_tree(out, tree);
+                seal.encode(out);
+            }),
+            Self::Record { seal, record } => put_frame(out, RECORD, |out| {
+                seal.encode(out);
+                out.extend_from_slice(record);
+            }),
             Self::Credit { lane, consumed } => put_frame(out, CREDIT, |out| {
                 out.push(lane.0);
                 put_varint(out, *consumed);
@@ -126,11 +195,23 @@ impl<'a> ControlFrame<'a> {
                 let greeting = Greeting::decode(&mut reader)?;
                 return Ok(Some((Self::Greeting(greeting), length)));
             }
-            KNOWN => Self::Known { incarnation: incarnation(&mut reader)? },
+            KNOWN => {
+                let incarnation = incarnation(&mut reader)?;
+                let witness = if reader.is_empty() { None } else { Some(Witness::decode(&mut reader)?) };
+                Self::Known { incarnation, witness }
+            }
             SETTLED => Self::Settled { incarnation: incarnation(&mut reader)? },
             BPDU => Self::Bpdu(read_bpdu(&mut reader)?),
             HELLO => Self::Hello { number: reader.varint("hello")?, echo: reader.varint("echo")? },
-            RECORD => return Ok(Some((Self::Record(body), length))),
+            CERTIFICATE => {
+                let slot = read_slot(&mut reader)?;
+                Self::Certificate { slot, chain: take_rest(&mut reader, CERTIFICATE_CHAIN_BYTES_MAX, "certificate length")? }
+            }
+            CLAIM => Self::Claim { tree: reader.tree()?, seal: Seal::decode(&mut reader)? },
+            RECORD => {
+                let seal = Seal::decode(&mut reader)?;
+                Self::Record { seal, record: take_rest(&mut reader, RECORD_BYTES_MAX, "record length")? }
+            }
             CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
             _ => return Ok(Some((Self::Unknown, length))),
         };
@@ -174,6 +255,59 @@ impl<'a> Greeting<'a> {
             good => Ok(good),
         }
     }
+}
+
+impl<'a> Seal<'a> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.slot.to_be_bytes());
+        put_signature(out, self.scheme, self.signature);
+    }
+
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, FrameError> {
+        let slot = read_slot(reader)?;
+        let (scheme, signature) = read_signature(reader)?;
+        Ok(Self { slot, scheme, signature })
+    }
+}
+
+impl<'a> Witness<'a> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_block(out, self.chain);
+        put_signature(out, self.scheme, self.signature);
+        out.extend_from_slice(self.record);
+    }
+
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, FrameError> {
+        let chain = bounded(reader.block("certificate length")?, CERTIFICATE_CHAIN_BYTES_MAX, "certificate length")?;
+        let (scheme, signature) = read_signature(reader)?;
+        Ok(Self { chain, scheme, signature, record: take_rest(reader, RECORD_BYTES_MAX, "record length")? })
+    }
+}
+
+fn put_signature(out: &mut Vec<u8>, scheme: u16, signature: &[u8]) {
+    out.extend_from_slice(&scheme.to_be_bytes());
+    put_block(out, signature);
+}
+
+fn read_signature<'a>(reader: &mut Reader<'a>) -> Result<(u16, &'a [u8]), FrameError> {
+    let scheme = reader.array("signature scheme").map(u16::from_be_bytes)?;
+    Ok((scheme, bounded(reader.block("signature")?, SIGNATURE_BYTES_MAX, "signature length")?))
+}
+
+fn read_slot(reader: &mut Reader<'_>) -> Result<u16, FrameError> {
+    let slot = reader.array("slot").map(u16::from_be_bytes)?;
+    if slot < CERTIFICATE_SLOTS { Ok(slot) } else { Err(FrameError::Value { field: "slot", value: u64::from(slot) }) }
+}
+
+/// What is left of the frame.
+fn take_rest<'a>(reader: &mut Reader<'a>, bytes_max: usize, field: &'static str) -> Result<&'a [u8], FrameError> {
+    let rest = reader.bytes(reader.rest().len(), field)?;
+    bounded(rest, bytes_max, field)
+}
+
+fn bounded<'a>(bytes: &'a [u8], bytes_max: usize, field: &'static str) -> Result<&'a [u8], FrameError> {
+    let length = bytes.len();
+    if length <= bytes_max { Ok(bytes) } else { Err(FrameError::Value { field, value: length as u64 }) }
 }
 
 fn put_bpdu(out: &mut Vec<u8>, bpdu: &Bpdu) {
@@ -222,7 +356,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ids::{RootClaim, TreeId};
+    use crate::ids::RootClaim;
 
     const GREETING_EXAMPLE: Greeting<'static> = Greeting {
         version_min: VERSION_MIN,
@@ -236,7 +370,7 @@ mod tests {
         hello_ms: 100,
     };
 
-    fn examples() -> [ControlFrame<'static>; 8] {
+    fn examples() -> [ControlFrame<'static>; 11] {
         let root = RootClaim { priority: 32_768, capacity: 3, id: BrokerId(u64::MAX), incarnation: Incarnation(1_700_000_000_000) };
         let bpdu = Bpdu {
             number: 300,
@@ -246,14 +380,21 @@ mod tests {
             epoch_held: Some(9),
             request_epoch: true,
         };
+        let seal = Seal { slot: 3, scheme: 0x0403, signature: b"signature" };
         [
             ControlFrame::Greeting(GREETING_EXAMPLE),
-            ControlFrame::Known { incarnation: Incarnation(0) },
+            ControlFrame::Known { incarnation: Incarnation(0), witness: None },
+            ControlFrame::Known {
+                incarnation: Incarnation(7),
+                witness: Some(Witness { chain: b"chain", scheme: 0x0403, signature: b"signature", record: b"{}" }),
+            },
             ControlFrame::Settled { incarnation: Incarnation(u64::MAX) },
             ControlFrame::Bpdu(bpdu),
             ControlFrame::Bpdu(Bpdu { distance: None, epoch_held: None, request_epoch: false, ..bpdu }),
             ControlFrame::Hello { number: 1, echo: 0 },
-            ControlFrame::Record(b"{}"),
+            ControlFrame::Certificate { slot: CERTIFICATE_SLOTS - 1, chain: b"chain" },
+            ControlFrame::Claim { tree: bpdu.tree, seal },
+            ControlFrame::Record { seal, record: b"{}" },
             ControlFrame::Credit { lane: LaneId(7), consumed: 1 << 40 },
         ]
     }
@@ -302,6 +443,21 @@ mod tests {
         let mut wire = Vec::new();
         put_frame(&mut wire, HELLO, |out| out.extend_from_slice(&[1, 0, 0]));
         assert_eq!(ControlFrame::decode(&wire), Err(FrameError::Trailing(1)));
+        let (long_chain, long_signature) = (vec![0; CERTIFICATE_CHAIN_BYTES_MAX + 1], vec![0; SIGNATURE_BYTES_MAX + 1]);
+        let seal = Seal { slot: 0, scheme: 0, signature: &long_signature };
+        let (slot, chain) = (CERTIFICATE_SLOTS, &long_chain[..]);
+        let witness = Some(Witness { chain, scheme: 0, signature: b"", record: b"" });
+        for frame in [
+            ControlFrame::Certificate { slot: 0, chain },
+            ControlFrame::Certificate { slot, chain: b"" },
+            ControlFrame::Record { seal, record: b"" },
+            ControlFrame::Record { seal: Seal { slot, signature: b"", ..seal }, record: b"" },
+            ControlFrame::Known { incarnation: Incarnation(1), witness },
+        ] {
+            wire.clear();
+            frame.encode(&mut wire);
+            assert!(matches!(ControlFrame::decode(&wire), Err(FrameError::Value { .. })), "{frame:?}");
+        }
         wire.clear();
         put_varint(&mut wire, u64::from(RECORD));
         put_varint(&mut wire, CONTROL_FRAME_BYTES_MAX as u64 + 1);
@@ -310,7 +466,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_is_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..9) {
+        fn whatever_comes_is_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..11) {
             let mut wire = Vec::new();
             put_frame(&mut wire, kind, |out| out.extend_from_slice(&bytes));
             if let Ok(Some((frame, length))) = ControlFrame::decode(&wire) {

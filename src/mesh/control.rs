@@ -108,10 +108,10 @@ mod tests {
     #[test]
     fn a_queue_that_does_not_drain_is_an_error() {
         let queue = ControlQueue::default();
-        let record = vec![0; CONTROL_FRAME_BYTES_MAX / 2];
-        let frame = ControlFrame::Record(&record);
+        let chain = vec![0; CONTROL_FRAME_BYTES_MAX / 2];
+        let frame = ControlFrame::Certificate { slot: 0, chain: &chain };
         let fits = (0..).take_while(|_| queue.push(&frame).is_ok()).count();
-        assert_eq!(fits, CONTROL_QUEUE_BYTES_MAX / (record.len() + 4));
+        assert_eq!(fits, CONTROL_QUEUE_BYTES_MAX / (chain.len() + 6));
         assert_eq!(queue.take().len(), fits);
         assert!(queue.push(&frame).is_ok() && queue.take().len() == 1);
     }

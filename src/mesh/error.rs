@@ -6,8 +6,10 @@ use std::time::Duration;
 use quinn::{ConnectionError, ReadError, VarInt, WriteError};
 
 use super::credit::CreditError;
+use super::driver::WordError;
 use super::identity::IdentityError;
 use super::incarnation::IncarnationError;
+use super::proof::ProofError;
 use super::tls::Objection;
 use crate::frame::FrameError;
 use crate::ids::BrokerId;
@@ -112,6 +114,12 @@ pub enum LinkError {
     /// What no honest broker says of the tree.
     #[error("tree: {0}")]
     Tree(#[from] PeerError),
+    /// What no honest broker says of others.
+    #[error("{0}")]
+    Word(#[from] WordError),
+    /// What no honest broker passes on.
+    #[error("{0}")]
+    Proof(#[from] ProofError),
     /// The peer lives no more, or does not hear us.
     #[error("dead: {0}")]
     Dead(#[from] Death),
@@ -141,7 +149,8 @@ impl LinkError {
             Self::Frame(_) | Self::Unexpected(_) | Self::Record(_) | Self::Lane(_) | Self::LaneStream(_) | Self::Credit(_) => {
                 CloseCode::Malformed
             }
-            Self::Tree(_) => CloseCode::Tree,
+            Self::Tree(_) | Self::Word(_) => CloseCode::Tree,
+            Self::Proof(_) => CloseCode::Forged,
             Self::Dead(_) => CloseCode::Dead,
             Self::Stalled(_) | Self::Backlog(_) => CloseCode::Stalled,
         }
@@ -169,6 +178,8 @@ impl LinkError {
             Self::Lane(_) => "lane",
             Self::Credit(_) => "credit",
             Self::Tree(_) => "tree",
+            Self::Word(_) => "word",
+            Self::Proof(_) => "forged",
             Self::Dead(Death::Silent(_)) => "silent",
             Self::Dead(Death::Deaf(_)) => "deaf",
             Self::Stalled(_) => "stalled",
@@ -230,6 +241,7 @@ pub(super) enum CloseCode {
     Dead = 9,
     Stalled = 10,
     Certificate = 11,
+    Forged = 12,
 }
 
 impl CloseCode {

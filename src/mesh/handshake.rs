@@ -9,7 +9,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
 use quinn::{Connection, SendStream};
 use rustls::pki_types::CertificateDer;
 
@@ -18,10 +19,13 @@ use super::error::LinkError;
 use super::identity::Identity;
 use super::incarnation::Life;
 use super::metrics::MeshMetrics;
+use super::proof::{Keyring, Statement};
 use super::roster::Roster;
 use super::tls::SharedCredentials;
-use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN};
+use crate::clock;
+use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN, Witness};
 use crate::ids::{BrokerId, Incarnation};
+use crate::shared::{BrokerRecord, Records, Signature, SignedRecord};
 
 /// Above every lane (quinn: higher goes first, lanes stay at 0).
 const CONTROL_PRIORITY: i32 = 1_000;
@@ -44,6 +48,10 @@ pub(super) struct Local {
     pub(super) metrics: Arc<MeshMetrics>,
     /// What we show and whom we trust at present.
     pub(super) credentials: SharedCredentials,
+    /// Signs what we say and checks what others have signed.
+    pub(super) keyring: Keyring,
+    /// What other brokers tell of themselves.
+    pub(super) records: Arc<RwLock<Records>>,
 }
 
 /// The broker at the other end.
@@ -133,7 +141,7 @@ async fn greet_first(local: &Arc<Local>, connection: &Connection, certified: Bro
     write(&mut writer, &[greeting(local)]).await?;
     let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
     let incarnation = hear_known(local, &mut reader).await?;
-    write(&mut writer, &[known(local, certified), ControlFrame::Settled { incarnation }]).await?;
+    write(&mut writer, &[Known::of(local, certified).frame(), ControlFrame::Settled { incarnation }]).await?;
     peer.incarnation = read_settled(&mut reader).await?;
     Ok((peer, writer, reader))
 }
@@ -143,7 +151,7 @@ async fn answer(local: &Arc<Local>, connection: &Connection, certified: BrokerId
     writer.set_priority(CONTROL_PRIORITY).map_err(|_| LinkError::Stream("the control stream is closed"))?;
     let mut reader = ControlReader::new(reader);
     let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
-    write(&mut writer, &[greeting(local), known(local, certified)]).await?;
+    write(&mut writer, &[greeting(local), Known::of(local, certified).frame()]).await?;
     hear_known(local, &mut reader).await?;
     peer.incarnation = read_settled(&mut reader).await?;
     Ok((peer, writer, reader))
@@ -163,8 +171,29 @@ fn greeting(local: &Local) -> ControlFrame<'_> {
     })
 }
 
-fn known(local: &Local, peer: BrokerId) -> ControlFrame<'static> {
-    ControlFrame::Known { incarnation: local.roster.life(peer) }
+/// What this broker knows of the peer's lives.
+struct Known {
+    incarnation: Incarnation,
+    record: Option<SignedRecord>,
+}
+
+impl Known {
+    fn of(local: &Local, peer: BrokerId) -> Self {
+        let met = local.roster.life(peer);
+        let records = local.records.read();
+        let (told, record) = records.of(peer).map(|(record, signed)| (record.incarnation, signed.clone())).unzip();
+        Self { incarnation: met.max(told.unwrap_or_default()), record }
+    }
+
+    fn frame(&self) -> ControlFrame<'_> {
+        let witness = self.record.as_ref().map(|SignedRecord { wire, signature }| Witness {
+            chain: &signature.chain,
+            scheme: signature.scheme,
+            signature: &signature.bytes,
+            record: wire,
+        });
+        ControlFrame::Known { incarnation: self.incarnation, witness }
+    }
 }
 
 async fn write(writer: &mut SendStream, frames: &[ControlFrame<'_>]) -> Result<(), LinkError> {
@@ -217,13 +246,33 @@ fn check(local: &Local, greeting: &Greeting<'_>, certified: BrokerId) -> Result<
 
 /// Hears whom the peer has met of us, and lives later than that.
 async fn hear_known(local: &Arc<Local>, reader: &mut ControlReader) -> Result<Incarnation, LinkError> {
-    let known = reader
+    reader
         .next(|frame| match frame {
-            ControlFrame::Known { incarnation } => Ok(incarnation),
+            ControlFrame::Known { incarnation, witness } => {
+                let proven = witness.map_or(Ok(None), |witness| later_life(local, &witness))?;
+                Ok(local.life.lock().raise(incarnation, proven)?)
+            }
             _ => Err(LinkError::Unexpected("no word on what is known of us")),
         })
-        .await?;
-    Ok(local.life.lock().raise(known)?)
+        .await
+}
+
+/// The later life of this broker that the witness proves, if it proves one: its own key has signed for it.
+fn later_life(local: &Local, witness: &Witness<'_>) -> Result<Option<Incarnation>, LinkError> {
+    let record = BrokerRecord::decode(witness.record)?;
+    if record.id != local.identity.id {
+        return Err(LinkError::Unexpected("a word on another broker's lives"));
+    }
+    if record.incarnation <= local.life.lock().incarnation() {
+        return Ok(None);
+    }
+    let (chain, bytes) = (Bytes::copy_from_slice(witness.chain), Bytes::copy_from_slice(witness.signature));
+    let signature = Signature { chain, scheme: witness.scheme, bytes };
+    match local.keyring.check(Statement::Record(witness.record), record.id, &signature, clock::unix_time()) {
+        Ok(_) => Ok(Some(record.incarnation)),
+        Err(error) if error.is_forged() => Err(error.into()),
+        Err(_) => Ok(None),
+    }
 }
 
 async fn read_settled(reader: &mut ControlReader) -> Result<Incarnation, LinkError> {

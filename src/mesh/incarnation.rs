@@ -1,8 +1,9 @@
 //! Which life of this broker runs: max(wall clock in milliseconds, last stored + 1, highest that any peer has met + 1), stored in
 //! `data_dir/incarnation` and settled with the first link, before any BPDU.
 //!
-//! A peer says only what it was told by whoever showed this broker's certificate: records, which anybody in the mesh can write, neither
-//! raise the number nor stop the broker.
+//! What a peer says of our lives is only a word: before the number is settled it raises it, so that a broker that lost its data and whose
+//! clock went back still lives later than before; after that it does nothing. What stops a broker is proof that another process lives as
+//! it does: a later life for which its own key has signed.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -32,12 +33,13 @@ pub enum IncarnationError {
         /// What stands in it.
         text: String,
     },
-    /// A peer has met a later life of this broker than the one that runs.
+    /// Our own key has signed for a later life of this broker than the one that runs, or for more than this one has said.
     #[error(
-        "a peer has met incarnation {known} of this broker, this one is {own}: another process uses this broker's name and certificate"
+        "incarnation {known} of this broker is in the mesh, this one is {own}: another process uses this broker's name and certificate \
+         (if there is none, but the data directory was lost and the clock went back, start this broker again)"
     )]
     Cloned {
-        /// Whom the peer has met.
+        /// Who signed.
         known: u64,
         /// What runs here.
         own: u64,
@@ -84,21 +86,32 @@ impl Life {
         self.incarnation
     }
 
-    /// A peer has met `known` of us, zero if none. Until the number is settled it is raised above; after that nobody may know a higher one.
-    pub(super) fn raise(&mut self, known: Incarnation) -> Result<Incarnation, IncarnationError> {
-        let own = self.incarnation.0;
-        if known.0.saturating_sub(own) > AHEAD_MAX_MS {
-            return Err(IncarnationError::Beyond { known: known.0, own });
+    /// A peer says that it knows of `known` of us, zero if of none; `proven` is the later life that it can show. Until the number is settled
+    /// it is raised above both; after that nobody may show a later one, and words alone change nothing.
+    pub(super) fn raise(&mut self, known: Incarnation, proven: Option<Incarnation>) -> Result<Incarnation, IncarnationError> {
+        if self.settled {
+            return match proven.and_then(|proven| self.met_later(proven)) {
+                Some(error) => Err(error),
+                None => Ok(self.incarnation),
+            };
         }
-        if self.settled && known.0 > own {
-            self.cloned = Some(known.0);
-            return Err(IncarnationError::Cloned { known: known.0, own });
+        let (own, known) = (self.incarnation.0, known.max(proven.unwrap_or_default()).0);
+        if known.saturating_sub(own) > AHEAD_MAX_MS {
+            return Err(IncarnationError::Beyond { known, own });
         }
-        if !self.settled && known.0 >= own {
-            self.incarnation = Incarnation(known.0.saturating_add(1));
+        if known >= own {
+            self.incarnation = Incarnation(known.saturating_add(1));
             self.store()?;
         }
         Ok(self.incarnation)
+    }
+
+    /// Our own key has signed for `other`, and not this process. Says why this broker may not go on, unless `other` is an earlier life.
+    pub(super) fn met_later(&mut self, other: Incarnation) -> Option<IncarnationError> {
+        if other >= self.incarnation {
+            self.cloned = Some(other.0);
+        }
+        self.cloned()
     }
 
     /// The first link is there: the number is final.
@@ -145,17 +158,20 @@ mod tests {
     }
 
     #[test]
-    fn peers_raise_it_until_the_first_link_and_a_clone_is_noticed_after_it() {
+    fn peers_raise_it_until_the_first_link_and_proof_of_a_clone_is_noticed_after_it() {
         let dir = tempfile::tempdir().unwrap();
         let mut life = Life::begin(dir.path(), WALL).unwrap();
-        assert_eq!(life.raise(Incarnation(0)).unwrap(), Incarnation(1_000), "whoever knows nothing settles nothing");
-        assert_eq!(life.raise(Incarnation(7_000)).unwrap(), Incarnation(7_001));
-        assert_eq!(life.settle(), Incarnation(7_001));
-        assert_eq!(life.raise(Incarnation(7_001)).unwrap(), Incarnation(7_001), "our own, heard again");
+        assert_eq!(life.raise(Incarnation(0), None).unwrap(), Incarnation(1_000), "whoever knows nothing settles nothing");
+        assert_eq!(life.raise(Incarnation(7_000), None).unwrap(), Incarnation(7_001));
+        assert_eq!(life.raise(Incarnation(0), Some(Incarnation(7_500))).unwrap(), Incarnation(7_501));
+        assert_eq!(life.settle(), Incarnation(7_501));
+        assert_eq!(life.raise(Incarnation(7_501), Some(Incarnation(7_500))).unwrap(), Incarnation(7_501), "our own, heard again");
+        assert_eq!(life.raise(Incarnation(9_000), None).unwrap(), Incarnation(7_501), "a word without proof");
         assert!(life.cloned().is_none());
-        assert!(matches!(life.raise(Incarnation(7_002)), Err(IncarnationError::Cloned { known: 7_002, own: 7_001 })));
-        assert!(matches!(life.cloned(), Some(IncarnationError::Cloned { known: 7_002, own: 7_001 })));
-        assert_eq!(Life::begin(dir.path(), WALL).unwrap().incarnation(), Incarnation(7_002), "what was settled is stored");
+        let later = Some(Incarnation(7_502));
+        assert!(matches!(life.raise(Incarnation(7_502), later), Err(IncarnationError::Cloned { known: 7_502, own: 7_501 })));
+        assert!(matches!(life.cloned(), Some(IncarnationError::Cloned { known: 7_502, own: 7_501 })));
+        assert_eq!(Life::begin(dir.path(), WALL).unwrap().incarnation(), Incarnation(7_502), "what was settled is stored");
     }
 
     #[test]
@@ -163,10 +179,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut life = Life::begin(dir.path(), WALL).unwrap();
         for known in [u64::MAX, 1_001 + AHEAD_MAX_MS] {
-            assert!(matches!(life.raise(Incarnation(known)), Err(IncarnationError::Beyond { .. })), "{known}");
+            assert!(matches!(life.raise(Incarnation(known), None), Err(IncarnationError::Beyond { .. })), "{known}");
         }
         life.settle();
-        assert!(life.raise(Incarnation(u64::MAX)).is_err() && life.cloned().is_none());
+        assert!(life.raise(Incarnation(u64::MAX), None).is_ok() && life.cloned().is_none());
         assert_eq!(life.incarnation(), Incarnation(1_000));
     }
 

@@ -27,11 +27,11 @@ use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
 use super::{DeliverFactory, lanes};
 use crate::clock;
-use crate::frame::control::ControlFrame;
-use crate::ids::{LaneId, OpenMark, OpenNumber, PortId};
+use crate::frame::control::{ControlFrame, Seal};
+use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::link::{Cost, Detection, Path};
 use crate::replication::Port;
-use crate::shared::BrokerRecord;
+use crate::shared::{BrokerRecord, Signature};
 use crate::stp::Bpdu;
 use crate::task;
 
@@ -48,13 +48,34 @@ const BUSY_BYTES: u64 = 16 * 1024;
 /// What a link tells the driver.
 #[derive(Debug)]
 pub(super) enum Event {
+    Certificate { port: PortId, slot: u16, chain: Bytes },
+    Claim { port: PortId, tree: TreeId, seal: OwnedSeal },
     Bpdu { port: PortId, bpdu: Bpdu },
     OpenReceived { port: PortId, open: OpenMark },
     CloseReceived { port: PortId, number: OpenNumber },
     LanesClosed { port: PortId, number: OpenNumber },
-    Record { port: PortId, record: Box<BrokerRecord>, wire: Bytes },
+    Record { port: PortId, record: Box<BrokerRecord>, wire: Bytes, seal: OwnedSeal },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
+}
+
+/// A [`Seal`] as it came, with nothing checked.
+#[derive(Debug)]
+pub(super) struct OwnedSeal {
+    pub(super) slot: u16,
+    scheme: u16,
+    signature: Bytes,
+}
+
+impl OwnedSeal {
+    fn new(seal: &Seal<'_>) -> Self {
+        Self { slot: seal.slot, scheme: seal.scheme, signature: Bytes::copy_from_slice(seal.signature) }
+    }
+
+    /// With the certificate of its slot.
+    pub(super) fn signature(&self, chain: &Bytes) -> Signature {
+        Signature { chain: chain.clone(), scheme: self.scheme, bytes: self.signature.clone() }
+    }
 }
 
 /// What a link was found to be like.
@@ -309,9 +330,15 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                 ControlFrame::Bpdu(bpdu) => link.tell(Event::Bpdu { port: link.id, bpdu }).await,
                 ControlFrame::Hello { number, echo } => watch.detection.hear(number, echo, clock::now()),
                 ControlFrame::Credit { lane, consumed } => link.credited(lane, consumed)?,
-                ControlFrame::Record(bytes) => {
+                ControlFrame::Certificate { slot, chain } => {
+                    link.tell(Event::Certificate { port: link.id, slot, chain: Bytes::copy_from_slice(chain) }).await;
+                }
+                ControlFrame::Claim { tree, seal } => {
+                    link.tell(Event::Claim { port: link.id, tree, seal: OwnedSeal::new(&seal) }).await;
+                }
+                ControlFrame::Record { seal, record: bytes } => {
                     let (record, wire) = (Box::new(BrokerRecord::decode(bytes)?), Bytes::copy_from_slice(bytes));
-                    link.tell(Event::Record { port: link.id, record, wire }).await;
+                    link.tell(Event::Record { port: link.id, record, wire, seal: OwnedSeal::new(&seal) }).await;
                 }
                 ControlFrame::Unknown => {}
                 ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {

@@ -8,6 +8,7 @@
 //! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
+//! | `proof` | what brokers say of themselves, signed and checked |
 //! | `incarnation`, `capacity` | what this broker says of itself |
 //! | `expiry` | when to warn of our own certificate |
 //! | `counters` | what was not taken from peers, counted |
@@ -16,8 +17,7 @@
 //!
 //! Everything runs on one thread, a runtime of its own: small paced packets cost a multi-thread runtime several times the wake-ups
 //! (quinn#1433), and a busy client side does not delay a hello. Invariants: one link a pair of brokers; nothing is allocated by a peer's
-//! say-so; what a peer says that cannot be ends its own link at most. Two things a peer may say are believed, because its certificate was
-//! checked: what it claims of the tree, and that it has met a later life of this broker, which then stops.
+//! say-so; what a peer says that cannot be ends its own link at most; what it says of others is believed only as far as they have signed it.
 //!
 //! Specification: `ARCHITECTURE.md`, "The mesh".
 
@@ -28,13 +28,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use parking_lot::RwLock;
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{error, warn};
 
 use crate::config;
 use crate::ids::{BrokerId, RootClaim};
 use crate::replication::{Deliver, Replication};
-use crate::shared::Topology;
+use crate::shared::{Records, Topology};
 use crate::stp::StpConfig;
 use crate::{clock, task};
 
@@ -58,6 +59,7 @@ mod lanes;
 mod link;
 mod metrics;
 pub mod pki;
+mod proof;
 mod rivals;
 mod roster;
 mod status;
@@ -78,6 +80,7 @@ use gate::Gate;
 use handshake::Local;
 use identity::{Identity, IdentityError};
 use incarnation::Life;
+use proof::Keyring;
 use roster::Roster;
 use tls::{Credentials, SharedCredentials};
 
@@ -258,6 +261,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         id: identity.id,
         incarnation: life.incarnation(),
     };
+    let (id, credentials) = (identity.id, Arc::new(ArcSwap::from_pointee(config.credentials)));
     let local = Arc::new(Local {
         identity,
         name: config.name,
@@ -268,7 +272,9 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         life: parking_lot::Mutex::new(life),
         roster: Roster::new(),
         metrics: Arc::default(),
-        credentials: Arc::new(ArcSwap::from_pointee(config.credentials)),
+        keyring: Keyring::new(Arc::clone(&credentials)),
+        credentials,
+        records: Arc::new(RwLock::new(Records::new(id, driver::RECORD_LIFE))),
     });
     let tree = StpConfig { claim, hop_max: config.mesh.hop_max, hello: config.mesh.hello_time, epoch_interval: EPOCH_INTERVAL };
     let record = |path: &PathBuf| {

@@ -9,15 +9,18 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::pki::{Authority, Validity};
+use super::proof::Statement;
 use super::tls::Credentials;
 use super::*;
 use crate::codec::QoS;
 use crate::config::{self, Discovery, HostPort};
-use crate::ids::LogId;
+use crate::frame::control::{ControlFrame, Seal};
+use crate::ids::{LogId, TreeId};
 use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
-use crate::shared::{LinkRole, LinkState};
+use crate::shared::{BrokerRecord, LastChange, LinkRole, LinkState, Signature, SignedRecord};
 
 mod admission;
+mod claims;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_millis(100);
@@ -65,12 +68,13 @@ struct Plan<'a> {
     lanes: u8,
     dir: Option<Arc<TempDir>>,
     links_max: usize,
+    priority: u16,
 }
 
 impl<'a> Plan<'a> {
     fn new(authority: &'a Authority, name: &'a str, peers: &[&Broker]) -> Self {
         let peers = peers.iter().map(|peer| peer.address()).collect();
-        Self { authority, mesh: "m", name, peers, listen: "127.0.0.1:0", lanes: LANES, dir: None, links_max: 8 }
+        Self { authority, mesh: "m", name, peers, listen: "127.0.0.1:0", lanes: LANES, dir: None, links_max: 8, priority: 32_768 }
     }
 
     fn config(&self, credentials: Credentials, dir: &TempDir) -> MeshConfig {
@@ -83,6 +87,7 @@ impl<'a> Plan<'a> {
             hello_time: HELLO,
             lanes: self.lanes,
             max_links: self.links_max,
+            priority: self.priority,
             ..config::Mesh::default()
         };
         MeshConfig { name: self.name.to_owned(), data_dir: dir.path().to_owned(), mesh, credentials }
@@ -337,8 +342,11 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
     let pair = authority.issue_broker(mesh, name, &[], Validity::days(1)).unwrap();
     let credentials = Credentials::of_authority(authority, &pair).unwrap();
     let dir = tempfile::tempdir().unwrap();
+    let shared = Arc::new(arc_swap::ArcSwap::from_pointee(credentials.clone()));
+    let identity = Identity::derive(mesh, name).unwrap();
     let local = Local {
-        identity: Identity::derive(mesh, name).unwrap(),
+        records: Arc::new(RwLock::new(Records::new(identity.id, driver::RECORD_LIFE))),
+        identity,
         name: name.to_owned(),
         instance: rand::random(),
         lanes: LANES,
@@ -347,7 +355,8 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
         life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
         roster: Roster::new(),
         metrics: Arc::default(),
-        credentials: Arc::new(ArcSwap::from_pointee(credentials.clone())),
+        keyring: Keyring::new(Arc::clone(&shared)),
+        credentials: shared,
     };
     (Arc::new(local), credentials)
 }
@@ -373,7 +382,7 @@ async fn meet(
         let candidate = handshake::accept(&acceptor.0, connection).await?;
         // As a link would.
         let mut settled = Vec::new();
-        crate::frame::control::ControlFrame::Settled { incarnation: acceptor.0.life.lock().incarnation() }.encode(&mut settled);
+        ControlFrame::Settled { incarnation: acceptor.0.life.lock().incarnation() }.encode(&mut settled);
         let mut candidate = candidate;
         candidate.writer.write_all(&settled).await?;
         Ok(candidate)
@@ -476,11 +485,58 @@ async fn a_handshake_raises_an_incarnation_that_a_peer_has_met() {
     assert_eq!(accepted.unwrap().peer.incarnation, settled);
     assert_eq!(a.0.life.lock().incarnation(), settled);
     assert_eq!(dialled.unwrap().peer.incarnation, b.0.life.lock().incarnation());
-    // Settled by the first link: a later life that somebody knows of now is somebody else's.
+    // Settled by the first link: what somebody says of later lives is only a word.
     assert_eq!(a.0.life.lock().settle(), settled);
     b.0.roster.met(a.0.identity.id, crate::ids::Incarnation(settled.0 + 1));
-    let [dialled, accepted] = said(&meet(a, b).await);
+    let [dialled, accepted] = meet(a.clone(), b.clone()).await;
+    assert_eq!((dialled.is_ok(), accepted.unwrap().peer.incarnation), (true, settled));
+    // A record that our own key has signed is more than that.
+    let tell = |signer: &Local, later: u64| {
+        let record = record_of(&a.0.identity, crate::ids::Incarnation(settled.0 + later));
+        let wire = record.encode().unwrap();
+        let signature = signer.keyring.sign(Statement::Record(&wire)).unwrap();
+        b.0.records.write().merge(record, SignedRecord { wire: wire.into(), signature }, clock::now());
+    };
+    tell(&b.0, 1);
+    let [dialled, accepted] = said(&meet(a.clone(), b.clone()).await);
+    assert!(dialled.contains("signed by") && accepted.contains("signed by"), "{dialled} / {accepted}");
+    assert!(a.0.life.lock().cloned().is_none(), "forged");
+    tell(&a.0, 2);
+    let [dialled, accepted] = said(&meet(a.clone(), b.clone()).await);
     assert!(dialled.contains("another process") && accepted.contains("another process"), "{dialled} / {accepted}");
+    assert!(a.0.life.lock().cloned().is_some());
+}
+
+#[tokio::test]
+async fn a_handshake_raises_an_incarnation_of_which_a_record_tells() {
+    let ours = authority();
+    let (a, b) = (local(&ours, "m", "a"), local(&ours, "m", "b"));
+    let later = crate::ids::Incarnation(a.0.life.lock().incarnation().0 + 1_000_000);
+    let record = record_of(&a.0.identity, later);
+    let wire = record.encode().unwrap();
+    let signature = a.0.keyring.sign(Statement::Record(&wire)).unwrap();
+    b.0.records.write().merge(record, SignedRecord { wire: wire.into(), signature }, clock::now());
+    let [_, accepted] = meet(a, b).await;
+    assert_eq!(accepted.unwrap().peer.incarnation, crate::ids::Incarnation(later.0 + 1));
+}
+
+fn record_of(identity: &Identity, incarnation: crate::ids::Incarnation) -> BrokerRecord {
+    BrokerRecord {
+        id: identity.id,
+        incarnation,
+        sequence: 1,
+        name: "a".to_owned(),
+        addresses: Vec::new(),
+        version: String::new(),
+        priority: 1,
+        capacity: 1,
+        root: identity.id,
+        epoch: 1,
+        changes: 0,
+        last_change: LastChange { at: 0, cause: String::new() },
+        links: Vec::new(),
+        links_max: 0,
+    }
 }
 
 // ---- control under load ----
@@ -529,7 +585,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
     let (Side { link: a, events: mut a_events, replication: publisher }, Side { link: b, events: mut b_events, .. }) =
         tokio::join!(dialling, accepting);
     let claim = RootClaim { priority: 1, capacity: 1, id: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
-    let tree = crate::ids::TreeId { epoch: 1, root: claim };
+    let tree = TreeId { epoch: 1, root: claim };
     let number = crate::ids::OpenNumber { count: 1, child: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
     let open = crate::ids::OpenMark { tree, number };
     b.port.open(&open, clock::now());
@@ -566,7 +622,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
         task::spawn("echo", async move {
             while let Some(event) = b_events.recv().await {
                 if let link::Event::Bpdu { bpdu, .. } = event {
-                    b.send(&crate::frame::control::ControlFrame::Bpdu(bpdu));
+                    b.send(&ControlFrame::Bpdu(bpdu));
                 }
             }
         })
@@ -583,7 +639,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
         assert!(clock::now() - began < PATIENCE, "{} trips beside {carried} bytes in {PATIENCE:?}", trips.len());
         let bpdu = crate::stp::Bpdu { number, tree, distance: Some(0), hops: 0, epoch_held: None, request_epoch: false };
         let sent = clock::now();
-        a.send(&crate::frame::control::ControlFrame::Bpdu(bpdu));
+        a.send(&ControlFrame::Bpdu(bpdu));
         loop {
             match a_events.recv().await.unwrap() {
                 link::Event::Bpdu { .. } => break,
@@ -610,7 +666,7 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
     [&mut a, &mut b].map(|local| Arc::get_mut(local).unwrap().hello = crate::limits::HELLO_TIME_MAX);
     let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
     let dialling = async {
-        let connection = from.connect(to.local_addr().unwrap(), identity::DIAL_NAME).unwrap().await.unwrap();
+        let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await.unwrap();
         handshake::dial(&a, connection).await.unwrap()
     };
     let accepting = async {

@@ -4,5 +4,7 @@
 mod records;
 mod topology;
 
-pub use records::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordError, Records};
+pub use records::{
+    BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordError, Records, Signature, SignedRecord,
+};
 pub use topology::{Topology, TopologyBroker, TopologyLink};

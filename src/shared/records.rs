@@ -2,7 +2,8 @@
 //!
 //! Only its broker writes a record. Of two with the same broker the one with the higher (incarnation, sequence) holds, so that the order
 //! in which they arrive does not matter. A record that is not renewed expires. On the wire it is JSON: fields that a newer version adds
-//! are skipped by an older one, and passed on as they came.
+//! are skipped by an older one, and passed on as they came. Whoever merges a record has checked its broker's signature; here it is only
+//! kept, so that the record is passed on with it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -199,6 +200,32 @@ impl BrokerRecord {
     }
 }
 
+/// A signature by a broker, and its certificate: opaque here (`mesh::proof`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// The certificate and those between it and the authority, as they travel.
+    pub chain: Bytes,
+    /// A signature scheme of TLS (RFC 8446 section 4.2.3).
+    pub scheme: u16,
+    /// The signature.
+    pub bytes: Bytes,
+}
+
+/// A record as it came, to be passed on so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedRecord {
+    /// The record.
+    pub wire: Bytes,
+    /// By the broker whose record it is.
+    pub signature: Signature,
+}
+
+impl SignedRecord {
+    fn bytes(&self) -> usize {
+        self.wire.len() + self.signature.chain.len() + self.signature.bytes.len()
+    }
+}
+
 /// What a record that arrived was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
@@ -206,7 +233,7 @@ pub enum Merge {
     New,
     /// Known already, or older than what is known.
     Known,
-    /// Says of this broker what this broker did not say: another life of it, or another process with its name.
+    /// Of this broker: its own word come back, another life of it, or another process with its name.
     OfOurselves,
     /// There is no room for it.
     Full,
@@ -227,7 +254,7 @@ pub struct Records {
 #[derive(Debug)]
 struct Held {
     record: BrokerRecord,
-    wire: Bytes,
+    signed: SignedRecord,
     renewed: Instant,
     /// When the next would come if its broker had always kept to [`RECORD_INTERVAL`].
     in_step_at: Instant,
@@ -240,8 +267,9 @@ impl Records {
         Self { own, expire_after, records: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Takes a record in, if it is news; `wire` is the form in which it came.
-    pub fn merge(&mut self, record: BrokerRecord, wire: Bytes, now: Instant) -> Merge {
+    /// What [`merge`](Self::merge) would say of the record: what is no news need not be checked.
+    #[must_use]
+    pub fn judge(&self, record: &BrokerRecord, signed: &SignedRecord, now: Instant) -> Merge {
         if record.id == self.own {
             return Merge::OfOurselves;
         }
@@ -249,30 +277,45 @@ impl Records {
         if present.is_some_and(|held| held.record.version_key() >= record.version_key()) {
             return Merge::Known;
         }
-        let in_step_at = present.map_or(now, |held| held.in_step_at.max(now));
-        if in_step_at.saturating_duration_since(now) > RECORD_AHEAD_MAX {
+        if present.is_some_and(|held| held.in_step_at.saturating_duration_since(now) > RECORD_AHEAD_MAX) {
             return Merge::TooOften;
         }
-        let bytes = self.bytes - present.map_or(0, |held| held.wire.len()) + wire.len();
+        let bytes = self.bytes - present.map_or(0, |held| held.signed.bytes()) + signed.bytes();
         if bytes > limits::RECORDS_BYTES_MAX || (present.is_none() && self.records.len() >= limits::BROKERS_MAX) {
             return Merge::Full;
         }
-        self.bytes = bytes;
-        self.records.insert(record.id, Held { record, wire, renewed: now, in_step_at: in_step_at + RECORD_INTERVAL });
         Merge::New
+    }
+
+    /// Takes a record in, if it is news. Its signature has been checked; `signed` is the form in which it came.
+    pub fn merge(&mut self, record: BrokerRecord, signed: SignedRecord, now: Instant) -> Merge {
+        let merge = self.judge(&record, &signed, now);
+        if merge == Merge::New {
+            let present = self.records.get(&record.id);
+            self.bytes = self.bytes - present.map_or(0, |held| held.signed.bytes()) + signed.bytes();
+            let in_step_at = present.map_or(now, |held| held.in_step_at.max(now)) + RECORD_INTERVAL;
+            self.records.insert(record.id, Held { record, signed, renewed: now, in_step_at });
+        }
+        merge
     }
 
     /// Forgets what was not renewed in time. Says whether anything went.
     pub fn expire(&mut self, now: Instant) -> bool {
         let before = self.records.len();
         self.records.retain(|_, held| now.saturating_duration_since(held.renewed) < self.expire_after);
-        self.bytes = self.records.values().map(|held| held.wire.len()).sum();
+        self.bytes = self.records.values().map(|held| held.signed.bytes()).sum();
         self.records.len() < before
     }
 
     /// All records as they came, to be passed on.
-    pub fn wires(&self) -> impl Iterator<Item = &Bytes> {
-        self.records.values().map(|held| &held.wire)
+    pub fn signed(&self) -> impl Iterator<Item = &SignedRecord> {
+        self.records.values().map(|held| &held.signed)
+    }
+
+    /// The record of `broker`, and as it came.
+    #[must_use]
+    pub fn of(&self, broker: BrokerId) -> Option<(&BrokerRecord, &SignedRecord)> {
+        self.records.get(&broker).map(|held| (&held.record, &held.signed))
     }
 
     /// All records, by broker id.
@@ -305,8 +348,13 @@ pub(super) mod tests {
     }
 
     fn merge(records: &mut Records, record: BrokerRecord, now: Instant) -> Merge {
-        let wire = record.encode().unwrap().into();
-        records.merge(record, wire, now)
+        let signed = signed(record.encode().unwrap().into());
+        records.merge(record, signed, now)
+    }
+
+    fn signed(wire: Bytes) -> SignedRecord {
+        let signature = Signature { chain: Bytes::from_static(&[0; 600]), scheme: 0x0403, bytes: Bytes::from_static(&[0; 70]) };
+        SignedRecord { wire, signature }
     }
 
     #[expect(clippy::disallowed_methods, reason = "any moment will do: the tests count from it")]
@@ -326,7 +374,8 @@ pub(super) mod tests {
                 merge(&mut records, writes[which].clone(), now);
             }
             assert_eq!(records.iter().collect::<Vec<_>>(), [&newer_life]);
-            assert_eq!(records.wires().collect::<Vec<_>>(), [&newer_life.encode().unwrap()]);
+            let wires: Vec<_> = records.signed().map(|signed| &signed.wire).collect();
+            assert_eq!(wires, [&newer_life.encode().unwrap()]);
             assert_eq!(merge(&mut records, newer_life.clone(), now), Merge::Known);
         }
     }
@@ -369,13 +418,14 @@ pub(super) mod tests {
         let start = now();
         let mut records = Records::new(BrokerId(1), Duration::from_secs(60));
         let wire = Bytes::from(vec![b' '; limits::RECORD_BYTES_MAX]);
-        let room = (limits::RECORDS_BYTES_MAX / wire.len()) as u64;
-        let taken = (2..1_000).take_while(|id| records.merge(record(*id, 1), wire.clone(), start) == Merge::New).count() as u64;
+        let room = (limits::RECORDS_BYTES_MAX / signed(wire.clone()).bytes()) as u64;
+        let mut merge = |id, sequence, at| records.merge(record(id, sequence), signed(wire.clone()), at);
+        let taken = (2..1_000).take_while(|id| merge(*id, 1, start) == Merge::New).count() as u64;
         assert_eq!(taken, room);
-        assert_eq!(records.merge(record(2, 2), wire.clone(), start), Merge::New, "in the place of its former one");
-        assert_eq!(records.merge(record(999, 1), wire.clone(), start), Merge::Full);
+        assert_eq!(merge(2, 2, start), Merge::New, "in the place of its former one");
+        assert_eq!(merge(999, 1, start), Merge::Full);
         assert!(records.expire(start + Duration::from_secs(60)));
-        assert_eq!(records.merge(record(999, 1), wire.clone(), start), Merge::New);
+        assert_eq!(records.merge(record(999, 1), signed(wire.clone()), start), Merge::New);
         let long = [&record(2, 1).encode().unwrap()[..], &wire[..]].concat();
         assert!(matches!(BrokerRecord::decode(&long), Err(RecordError::TooLong(_))));
     }

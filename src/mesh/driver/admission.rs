@@ -36,6 +36,7 @@ impl Driver {
         info!(days_left, links = self.links.len(), "credentials read anew");
         self.countdown = Countdown::new(credentials.validity().life());
         self.judge_links(|_| true);
+        self.follow_credentials();
     }
 
     /// Closes links whose peers' certificates have expired, and warns of our own. Looked at often, because the clock may have been set.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::records::{link_record, send_record, told_loss};
+use super::claims::words;
+use super::records::{link_record, told_loss};
 use super::{Driver, Entry, Lost, Probed, RTT_NEWS, SPARE_AGE};
-use crate::frame::control::ControlFrame;
 use crate::ids::{BrokerId, PortId, RootClaim};
 use crate::mesh::connect::Proposal;
 use crate::mesh::error::LinkError;
@@ -87,6 +87,7 @@ impl Driver {
             shown: None,
             heard: None,
             expires,
+            words: words(clock::now()),
             up_since: clock::now(),
         };
         self.links.insert(peer.id, entry);
@@ -119,9 +120,10 @@ impl Driver {
 
     /// Tells a new neighbour of everybody.
     pub(super) fn introduce(&mut self, port: PortId) {
-        let Some(link) = self.entry(port).map(|entry| Arc::clone(&entry.link)) else { return };
-        send_record(&link, &self.book.own.read());
-        self.book.records.read().wires().for_each(|wire| link.send(&ControlFrame::Record(wire)));
+        let own = self.sign_record(&self.book.own.read());
+        let records = Arc::clone(&self.book.records);
+        let Some(entry) = self.entry(port) else { return };
+        own.iter().chain(records.read().signed()).for_each(|signed| entry.send_record(signed));
     }
 
     pub(super) fn down(&mut self, port: PortId, error: &LinkError) {

@@ -4,11 +4,13 @@
 //! it is served. It decides nothing of the tree: `stp` does. It moves no messages: the lanes' tasks do.
 
 mod admission;
+mod claims;
 mod links;
 pub(super) mod recorder;
 mod records;
 mod sight;
 mod tree;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,6 +39,9 @@ use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use recorder::Recorder;
 use records::{change_now, own_record};
 use sight::{Sight, place_of};
+use words::{Claim, Words};
+
+pub(in crate::mesh) use words::WordError;
 
 /// A broker tells of its changes once a second on the long run.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,7 +52,7 @@ const RECORD_DELAY: Duration = Duration::from_millis(50);
 /// A broker tells of itself at least this often.
 const RECORD_REFRESH: Duration = Duration::from_secs(60);
 /// Who was not heard of for three refreshes is forgotten; so are lost links.
-const RECORD_LIFE: Duration = Duration::from_secs(200);
+pub(in crate::mesh) const RECORD_LIFE: Duration = Duration::from_secs(200);
 /// A link that carries nothing may still be about to, for this long.
 const SPARE_AGE: Duration = Duration::from_secs(2);
 /// How often what is old is looked for.
@@ -61,7 +66,7 @@ const RTT_NEWS: f64 = 1.25;
 #[derive(Debug)]
 pub(in crate::mesh) struct Book {
     own: RwLock<BrokerRecord>,
-    records: RwLock<Records>,
+    pub(in crate::mesh) records: Arc<RwLock<Records>>,
     place: RwLock<Place>,
     pub(in crate::mesh) links: ArcSwap<Vec<Arc<Link>>>,
     pub(in crate::mesh) refusals: Refusals,
@@ -122,6 +127,7 @@ struct Entry {
     expires: Duration,
     /// The tree that the peer last spoke of.
     heard: Option<TreeId>,
+    words: Words,
     up_since: Instant,
 }
 
@@ -140,6 +146,8 @@ pub(in crate::mesh) struct Driver {
     links: BTreeMap<BrokerId, Entry>,
     lost: BTreeMap<BrokerId, Lost>,
     generation: u64,
+    /// Of our tree, to be passed on with what we say of it.
+    tree_claim: Option<Arc<Claim>>,
     book: Arc<Book>,
     /// Since when our own record is no longer what was told.
     untold_since: Option<Instant>,
@@ -187,11 +195,10 @@ impl Driver {
         let stp = Stp::new(settings.tree);
         let last_change = change_now(stp.changes().1.as_str());
         let own = own_record(&settings, &stp, &last_change, Vec::new(), 1);
-        let records = Records::new(own.id, RECORD_LIFE);
         let place = place_of(&stp, settings.local.name.clone(), None);
         let book = Book {
             own: RwLock::new(own),
-            records: RwLock::new(records),
+            records: Arc::clone(&settings.local.records),
             place: RwLock::new(place),
             links: ArcSwap::default(),
             refusals: Refusals::default(),
@@ -208,6 +215,7 @@ impl Driver {
             links: BTreeMap::new(),
             lost: BTreeMap::new(),
             generation: 0,
+            tree_claim: None,
             book: Arc::new(book),
             untold_since: None,
             told_at: clock::now(),
@@ -270,6 +278,7 @@ impl Driver {
         let now = clock::now();
         self.fatal = self.settings.local.life.lock().cloned();
         self.expire_certificates();
+        self.prove_waiting();
         self.settings.replication.trim(now);
         self.book.records.write().expire(now);
         let before = self.lost.len();
@@ -281,11 +290,13 @@ impl Driver {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Bpdu { port, bpdu } => self.tree(Input::Bpdu { port, bpdu }),
+            Event::Certificate { port, slot, chain } => self.certificate(port, slot, &chain),
+            Event::Claim { port, tree, seal } => self.claim(port, tree, &seal),
+            Event::Bpdu { port, bpdu } => self.bpdu(port, bpdu),
             Event::OpenReceived { port, open } => self.tree(Input::OpenReceived { port, open }),
             Event::CloseReceived { port, number } => self.tree(Input::CloseReceived { port, number }),
             Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
-            Event::Record { port, record, wire } => self.record(port, *record, wire),
+            Event::Record { port, record, wire, seal } => self.record(port, *record, wire, &seal),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
         }

@@ -7,34 +7,72 @@ use tracing::{debug, warn};
 
 use super::{Driver, Entry, RECORD_AHEAD, RECORD_DELAY, RECORD_INTERVAL, RECORD_REFRESH, Settings};
 use crate::clock;
-use crate::frame::control::ControlFrame;
-use crate::ids::PortId;
+use crate::ids::{BrokerId, PortId};
 use crate::limits::RECORD_LINKS_MAX;
-use crate::mesh::link::Link;
-use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge};
+use crate::mesh::link::OwnedSeal;
+use crate::mesh::proof::Statement;
+use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, SignedRecord};
 use crate::stp::{Role, Stp};
 
 impl Driver {
-    pub(super) fn record(&mut self, from: PortId, record: BrokerRecord, wire: Bytes) {
-        let (id, incarnation) = (record.id, record.incarnation);
-        let merged = self.book.records.write().merge(record, wire.clone(), clock::now());
-        match merged {
-            Merge::New => {
-                self.book.events.ring();
-                let others = self.links.values().filter(|entry| entry.link.id != from);
-                others.for_each(|entry| entry.link.send(&ControlFrame::Record(&wire)));
+    /// A peer passes a record on, or tells its own. It is believed, kept and passed on once its signature is checked; what is no news is not
+    /// looked at.
+    pub(super) fn record(&mut self, from: PortId, record: BrokerRecord, wire: Bytes, seal: &OwnedSeal) {
+        let (id, now) = (record.id, clock::now());
+        let Some(entry) = self.entry(from) else { return };
+        let signature = match entry.words.seen(seal.slot) {
+            Ok(chain) => seal.signature(chain),
+            Err(error) => return entry.link.fail(error.into()),
+        };
+        let signed = SignedRecord { wire, signature };
+        match self.book.records.read().judge(&record, &signed, now) {
+            Merge::New => {}
+            Merge::OfOurselves if self.is_ahead_of_us(&record) => {}
+            Merge::OfOurselves | Merge::Known => return,
+            Merge::Full => return debug!(%id, "no room for a broker's record"),
+            Merge::TooOften => return debug!(%id, "a broker writes too many records"),
+        }
+        if !self.is_proven(from, id, &signed, now) {
+            return;
+        }
+        if id == self.settings.local.identity.id {
+            self.fatal = self.settings.local.life.lock().met_later(record.incarnation);
+            return;
+        }
+        if self.book.records.write().merge(record, signed.clone(), now) == Merge::New {
+            self.book.events.ring();
+            let others = self.links.values_mut().filter(|entry| entry.link.id != from);
+            others.for_each(|entry| entry.send_record(&signed));
+        }
+    }
+
+    /// Whether it tells of this broker what this broker has not said.
+    fn is_ahead_of_us(&self, record: &BrokerRecord) -> bool {
+        let own = self.book.own.read();
+        let life = self.settings.local.life.lock().incarnation();
+        (record.incarnation, record.sequence) > (life, own.sequence)
+    }
+
+    fn is_proven(&mut self, from: PortId, id: BrokerId, signed: &SignedRecord, now: Instant) -> bool {
+        let Some(entry) = self.entry(from) else { return false };
+        if !entry.words.records.take(now) {
+            self.book.refusals.records_throttled.add(1);
+            self.complain(from, "records are dropped", &"they come faster than they are checked");
+            return false;
+        }
+        let keyring = &self.settings.local.keyring;
+        match keyring.check(Statement::Record(&signed.wire), id, &signed.signature, clock::unix_time()) {
+            Ok(_) => true,
+            Err(error) if error.is_forged() => {
+                self.book.refusals.records_forged.add(1);
+                self.on_link(from, |link| link.fail(error.into()));
+                false
             }
-            Merge::OfOurselves => {
-                // A former life's record may go round. A later life than ours is somebody else's, or a word that anybody can write: what
-                // stops us is a peer that has met it.
-                let own = self.settings.local.life.lock().incarnation();
-                if incarnation > own && self.complaints.is_news("ourselves", "later life", clock::now()) {
-                    warn!(incarnation = incarnation.0, own = own.0, "a record tells of a later life of this broker");
-                }
+            Err(error) => {
+                self.book.refusals.records_untrusted.add(1);
+                self.complain(from, "a broker's record is dropped", &error);
+                false
             }
-            Merge::Known => {}
-            Merge::Full => debug!(%id, "no room for a broker's record"),
-            Merge::TooOften => debug!(%id, "a broker writes too many records"),
         }
     }
 
@@ -56,18 +94,21 @@ impl Driver {
         let lost = self.lost.values().map(|lost| lost.record.clone());
         let links: Vec<_> = self.links.values().map(link_record).chain(lost).take(RECORD_LINKS_MAX).collect();
         let record = own_record(&self.settings, &self.stp, &self.last_change, links, sequence);
-        self.links.values().for_each(|entry| send_record(&entry.link, &record));
+        if let Some(signed) = self.sign_record(&record) {
+            self.links.values_mut().for_each(|entry| entry.send_record(&signed));
+        }
         *self.book.own.write() = record;
         self.book.events.ring();
         (self.untold_since, self.told_at) = (None, now);
         self.in_step_at = self.in_step_at.max(now) + RECORD_INTERVAL;
     }
-}
 
-pub(super) fn send_record(link: &Link, record: &BrokerRecord) {
-    match record.encode() {
-        Ok(encoded) => link.send(&ControlFrame::Record(&encoded)),
-        Err(error) => warn!(%error, "a record cannot be written"),
+    /// Our record as it travels.
+    pub(super) fn sign_record(&self, record: &BrokerRecord) -> Option<SignedRecord> {
+        let wire = record.encode().map_err(|error| warn!(%error, "this broker's record cannot be written")).ok()?;
+        let signed = self.settings.local.keyring.sign(Statement::Record(&wire));
+        let signature = signed.map_err(|error| warn!(%error, "this broker's record cannot be signed")).ok()?;
+        Some(SignedRecord { wire: wire.into(), signature })
     }
 }
 

@@ -6,7 +6,6 @@ use tracing::debug;
 
 use super::Driver;
 use crate::clock;
-use crate::frame::control::ControlFrame;
 use crate::ids::{BrokerId, PortId};
 use crate::mesh::link::Link;
 use crate::stp::{Input, Output};
@@ -35,13 +34,14 @@ impl Driver {
             Output::SendBpdu { port, bpdu } => {
                 debug!(?port, ?bpdu, "send");
                 self.settings.local.metrics.bpdus_sent.add(1);
-                self.on_link(port, |link| link.send(&ControlFrame::Bpdu(bpdu)));
+                self.send_bpdu(port, bpdu);
             }
             Output::OpenLanes { port, open } => self.on_link(port, |link| link.port.open(&open, now)),
             Output::AnswerOpen { port, open } => self.on_link(port, |link| link.port.answer(&open, now)),
             Output::CloseLanes { port, number } => self.on_link(port, |link| link.close_lanes(&number)),
             Output::Refuse { port, error } => self.on_link(port, |link| link.fail(error.into())),
             Output::TreeChanged { tree, is_root, cause } => {
+                self.hold_claim(tree);
                 let root = self.name_of(tree.root.id);
                 debug!(epoch = tree.epoch, %root, is_root, cause = cause.as_str(), "tree");
             }
