@@ -19,6 +19,7 @@
 //! | [`stp`] | the spanning tree as a pure state machine | core |
 //! | [`link`] | whether one link lives, and what it costs | core |
 //! | [`healing`] | how long a broker was without its way to the root | core |
+//! | [`neighbours`] | whom to be linked with | core |
 //! | [`frame`] | the mesh's wire format | core |
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
 //! | [`shared`] | what every broker knows of every other: broker records, the topology document | core |
@@ -39,6 +40,7 @@ pub mod ids;
 pub mod limits;
 pub mod link;
 pub mod metrics;
+pub mod neighbours;
 pub mod replication;
 pub mod router;
 pub mod session;

@@ -90,6 +90,9 @@ pub enum LinkError {
     /// An earlier life of the peer.
     #[error("the connection is of an earlier life of the peer")]
     Stale,
+    /// A broker that needs a link more has taken the place of this one.
+    #[error("given up for a link that is needed more")]
+    GivenUp,
     /// `mesh.max_links` is reached.
     #[error("mesh.max_links = {0} is reached")]
     TooManyLinks(usize),
@@ -145,7 +148,7 @@ impl LinkError {
             Self::Version { .. } | Self::Lanes { .. } => CloseCode::Incompatible,
             Self::Oneself | Self::Clone | Self::Incarnation(_) => CloseCode::Oneself,
             Self::Linked(_) | Self::Superseded | Self::Stale => CloseCode::Rival,
-            Self::TooManyLinks(_) => CloseCode::TooManyLinks,
+            Self::TooManyLinks(_) | Self::GivenUp => CloseCode::TooManyLinks,
             Self::Frame(_) | Self::Unexpected(_) | Self::Record(_) | Self::Lane(_) | Self::LaneStream(_) | Self::Credit(_) => {
                 CloseCode::Malformed
             }
@@ -173,6 +176,7 @@ impl LinkError {
             Self::Superseded => "superseded",
             Self::Stale => "stale",
             Self::TooManyLinks(_) => "too_many_links",
+            Self::GivenUp => "given_up",
             Self::Frame(_) | Self::Unexpected(_) | Self::LaneStream(_) => "malformed",
             Self::Record(_) => "record",
             Self::Lane(_) => "lane",
@@ -196,10 +200,19 @@ impl LinkError {
         }
     }
 
+    /// Whether one of the ends had no place for the link.
+    pub(super) fn is_full(&self) -> bool {
+        match self {
+            Self::TooManyLinks(_) | Self::GivenUp => true,
+            Self::Connection(ConnectionError::ApplicationClosed(close)) => close.error_code == CloseCode::TooManyLinks.number(),
+            _ => false,
+        }
+    }
+
     /// Whether it belongs to the ordinary life of a mesh, and is no news to an operator.
     pub(super) fn is_ordinary(&self) -> bool {
         match self {
-            Self::Oneself | Self::Linked(_) | Self::Superseded | Self::Shutdown => true,
+            Self::Oneself | Self::Linked(_) | Self::Superseded | Self::GivenUp | Self::Shutdown => true,
             Self::Connection(ConnectionError::ApplicationClosed(close)) => {
                 [CloseCode::Rival, CloseCode::Oneself, CloseCode::Shutdown].iter().any(|code| close.error_code == code.number())
             }

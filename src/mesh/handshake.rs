@@ -96,6 +96,10 @@ async fn introduce(local: &Arc<Local>, connection: Connection, we_dialled: bool)
         if we_dialled && certified != local.identity.id && local.roster.is_linked(certified) {
             return Err(LinkError::Linked(certified));
         }
+        if we_dialled && certified != local.identity.id {
+            // Before the other end makes room for us.
+            local.roster.consider(certified, connection.rtt())?;
+        }
         if we_dialled { greet_first(local, &connection, certified).await } else { answer(local, &connection, certified).await }
     };
     let told = tokio::time::timeout(HANDSHAKE_TIMEOUT, told).await.unwrap_or(Err(LinkError::Timeout(HANDSHAKE_TIMEOUT)));
@@ -122,7 +126,7 @@ pub(super) fn peer_chain(connection: &Connection) -> Result<Vec<CertificateDer<'
 }
 
 /// Whose certificate the peer has shown. TLS has checked that our authority signed it and that its time is now.
-fn certified(connection: &Connection, own: &Identity) -> Result<BrokerId, LinkError> {
+pub(super) fn certified(connection: &Connection, own: &Identity) -> Result<BrokerId, LinkError> {
     let chain = peer_chain(connection)?;
     let identity = Identity::of_certificate(chain.first().ok_or(LinkError::Stream(NO_CERTIFICATE))?)?;
     if identity.mesh == own.mesh {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `identity`, `pki`, `crl`, `tls` | certificates: who is who, making them, taking them back, trusting them |
 //! | `endpoint`, `gate` | the UDP socket and QUIC's settings; the credentials of each handshake |
+//! | `discovery` | where other brokers may be, and whom to dial |
 //! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
@@ -46,6 +47,7 @@ mod control;
 mod counters;
 mod credit;
 pub mod crl;
+mod discovery;
 mod driver;
 mod endpoint;
 mod error;
@@ -74,6 +76,7 @@ pub use status::{Place, Status, Watcher};
 
 use complaints::Complaints;
 use connect::Connector;
+use discovery::{Surroundings, Ways};
 use driver::recorder::Recorder;
 use driver::{Book, Driver, Settings};
 use gate::Gate;
@@ -239,6 +242,7 @@ pub struct MeshHandle {
     credentials: SharedCredentials,
     /// Tells the driver that the credentials are others.
     reloaded: Arc<Notify>,
+    ways: watch::Sender<Ways>,
     stop: watch::Sender<Stop>,
     ended: watch::Receiver<Option<Result<(), Arc<MeshError>>>>,
 }
@@ -262,6 +266,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         incarnation: life.incarnation(),
     };
     let (id, credentials) = (identity.id, Arc::new(ArcSwap::from_pointee(config.credentials)));
+    let ways = Ways { peers: config.mesh.peers.clone(), discovery: config.mesh.discovery.clone() };
     let local = Arc::new(Local {
         identity,
         name: config.name,
@@ -270,7 +275,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         hello: config.mesh.hello_time,
         costs: config.mesh.costs.iter().filter_map(|(peer, cost)| Some((peer.clone(), NonZeroU32::new(*cost)?))).collect(),
         life: parking_lot::Mutex::new(life),
-        roster: Roster::new(),
+        roster: Roster::new(claim.id, config.mesh.max_links, ways.chooses()),
         metrics: Arc::default(),
         keyring: Keyring::new(Arc::clone(&credentials)),
         credentials,
@@ -285,7 +290,6 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         local: Arc::clone(&local),
         deliver,
         links_max: config.mesh.max_links,
-        chooses: config.mesh.discovery.iter().any(|way| *way != config::Discovery::Static),
         tree,
         recorder,
         addresses: config.mesh.advertise.iter().map(ToString::to_string).collect(),
@@ -293,6 +297,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
     };
     let (proposals, proposals_out) = mpsc::channel(PROPOSALS_MAX);
     let (stop, stop_out) = watch::channel(Stop::No);
+    let (ways, ways_out) = watch::channel(ways);
     let (ended_in, ended) = watch::channel(None);
     let (driver, inputs) = Driver::new(settings, proposals_out, stop_out);
     let (book, reloaded) = (driver.book(), Arc::clone(&inputs.reloaded));
@@ -310,14 +315,16 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         };
         drop(context);
         let _ = ready.send(Ok(gate.clone()));
-        let ended = runtime.block_on(run(config.mesh, gate, local, proposals, driver, inputs));
-        // What the tasks hold goes without being run once more: an abrupt end sends no goodbye.
-        drop(runtime);
+        let connector = Connector { endpoint: gate, local, proposals, complaints: Complaints::default() };
+        let ended = runtime.block_on(run(connector, ways_out, address, driver, inputs));
+        // What the tasks hold goes without being run once more: an abrupt end sends no goodbye. A name service that does not answer holds up
+        // nothing.
+        runtime.shutdown_background();
         let _ = ended_in.send(Some(ended.map_err(Arc::new)));
     };
     task::thread("mesh", body).map_err(MeshError::Thread)?;
     let gate = is_ready.recv().unwrap_or_else(|_| Err(MeshError::Thread(std::io::Error::other("it ended at once"))))?;
-    Ok(MeshHandle { mesh, address, book, gate, credentials, reloaded, stop, ended })
+    Ok(MeshHandle { mesh, address, book, gate, credentials, reloaded, ways, stop, ended })
 }
 
 /// Says what is wrong with credentials that are used all the same.
@@ -332,23 +339,18 @@ fn complain_of(credentials: &Credentials) {
 }
 
 async fn run(
-    mesh: config::Mesh,
-    gate: Gate,
-    local: Arc<Local>,
-    proposals: mpsc::Sender<connect::Proposal>,
+    connector: Connector,
+    ways: watch::Receiver<Ways>,
+    listen: SocketAddr,
     driver: Driver,
     inputs: driver::Inputs,
 ) -> Result<(), MeshError> {
-    let connector = Arc::new(Connector {
-        endpoint: gate.clone(),
-        local,
-        proposals,
-        links_max: mesh.max_links,
-        complaints: Complaints::default(),
-    });
+    let (gate, connector) = (connector.endpoint.clone(), Arc::new(connector));
     task::spawn("accept", connect::accept(Arc::clone(&connector)));
-    connect::dial(&connector, &mesh.peers, &mesh.discovery);
+    let around = Surroundings { connector, book: driver.book(), listen };
+    let discovery = task::spawn("discovery", discovery::run(around, ways));
     let (stop, fatal) = driver.run(inputs).await;
+    discovery.abort();
     if stop == Stop::Graceful {
         // Who misses the word finds out by its detection.
         gate.close(&LinkError::Shutdown, GOODBYE).await;
@@ -430,6 +432,17 @@ impl MeshHandle {
             }
         };
         links.iter().map(summary).collect()
+    }
+
+    /// From now on peers are found in these ways. Whom only other ways had found is not dialled again; links that are there stay until
+    /// they end.
+    pub fn reconfigure(&self, peers: Vec<config::HostPort>, discovery: Vec<config::Discovery>) {
+        let ways = Ways { peers, discovery };
+        self.ways.send_if_modified(|present| {
+            let changed = *present != ways;
+            *present = ways;
+            changed
+        });
     }
 
     /// Words of peers that were not taken.

@@ -1,25 +1,33 @@
-//! What dialling and handshakes need to know of other brokers: the latest life of each that we have met, and with whom we are linked.
+//! What dialling and handshakes need to know of other brokers: the latest life of each that we have met, with whom we are linked, and who
+//! is worth a link.
 //! Written by the driver, read by tasks that dial and accept.
 //!
 //! Met is who has shown its certificate to us: what records say of others is anybody's word, and a life too high would end its broker.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::error::LinkError;
+use crate::clock;
 use crate::ids::{BrokerId, Incarnation};
 use crate::limits::BROKERS_MAX;
+use crate::neighbours::{Neighbours, Settings, Verdict};
 
 #[derive(Debug)]
 pub(super) struct Roster {
     lives: Mutex<BTreeMap<BrokerId, Incarnation>>,
     linked: watch::Sender<BTreeSet<BrokerId>>,
+    pub(super) neighbours: Mutex<Neighbours>,
 }
 
 impl Roster {
-    pub(super) fn new() -> Self {
-        Self { lives: Mutex::default(), linked: watch::Sender::new(BTreeSet::new()) }
+    /// `chooses`: see [`Settings::chooses`].
+    pub(super) fn new(own: BrokerId, links_max: usize, chooses: bool) -> Self {
+        let neighbours = Neighbours::new(Settings { own, links_max, chooses, seed: rand::random() });
+        Self { lives: Mutex::default(), linked: watch::Sender::new(BTreeSet::new()), neighbours: Mutex::new(neighbours) }
     }
 
     /// The latest life of `broker` that we have met; 0: none.
@@ -50,10 +58,22 @@ impl Roster {
         self.linked.borrow().len()
     }
 
-    /// Waits until there is no link with `broker`.
-    pub(super) async fn unlinked(&self, broker: BrokerId) {
-        // Fails only if the sender is gone, which `self` holds.
-        let _ = self.linked.subscribe().wait_for(|linked| !linked.contains(&broker)).await;
+    /// Whether a broker that we met at the end of `rtt` is worth a link.
+    ///
+    /// # Errors
+    /// It is not: there are as many links as there may be, and better ones.
+    pub(super) fn consider(&self, broker: BrokerId, rtt: Duration) -> Result<(), LinkError> {
+        let mut neighbours = self.neighbours.lock();
+        neighbours.measured(broker, rtt);
+        match neighbours.judge(broker, rtt, clock::now()) {
+            Verdict::Refuse => Err(LinkError::TooManyLinks(neighbours.links_max())),
+            Verdict::Admit | Verdict::InPlaceOf(_) => Ok(()),
+        }
+    }
+
+    /// With whom we are linked, to be followed.
+    pub(super) fn follow_links(&self) -> watch::Receiver<BTreeSet<BrokerId>> {
+        self.linked.subscribe()
     }
 }
 
@@ -63,7 +83,7 @@ mod tests {
 
     #[test]
     fn lives_only_grow() {
-        let roster = Roster::new();
+        let roster = Roster::new(BrokerId(9), 8, true);
         assert_eq!(roster.life(BrokerId(1)), Incarnation(0));
         roster.met(BrokerId(1), Incarnation(5));
         roster.met(BrokerId(1), Incarnation(3));

@@ -353,7 +353,7 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
         hello: HELLO,
         costs: std::collections::BTreeMap::new(),
         life: Mutex::new(Life::begin(dir.path(), clock::unix_time()).unwrap()),
-        roster: Roster::new(),
+        roster: Roster::new(BrokerId::derive(mesh, name), 8, false),
         metrics: Arc::default(),
         keyring: Keyring::new(Arc::clone(&shared)),
         credentials: shared,

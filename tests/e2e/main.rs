@@ -17,6 +17,7 @@ mod broker;
 mod client;
 mod commands;
 mod demo;
+mod discovery;
 mod foreign;
 mod healing;
 mod mesh;

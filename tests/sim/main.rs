@@ -13,5 +13,6 @@
 
 #[path = "../architecture.rs"]
 mod architecture;
+mod neighbours;
 mod replication;
 mod stp;

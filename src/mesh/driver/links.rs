@@ -1,20 +1,23 @@
 //! The table of links: who is admitted, what takes whose place, what was lost and measured.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::claims::words;
 use super::records::{link_record, told_loss};
-use super::{Driver, Entry, Lost, Probed, RTT_NEWS, SPARE_AGE};
+use super::{Driver, Entry, Lost, Probed, RTT_NEWS};
 use crate::ids::{BrokerId, PortId, RootClaim};
 use crate::mesh::connect::Proposal;
+use crate::mesh::discovery::learn;
 use crate::mesh::error::LinkError;
 use crate::mesh::events::MeshEvent;
 use crate::mesh::handshake::{Candidate, refuse};
 use crate::mesh::link::{self, Measured};
 use crate::mesh::rivals::{self, Contender, Verdict};
+use crate::neighbours;
 use crate::shared::{LinkRole, LinkState};
 use crate::stp::{Input, Role, Stp};
 use crate::{clock, task};
@@ -62,12 +65,8 @@ impl Driver {
             let port = entry.link.id;
             entry.link.fail(LinkError::Superseded);
             self.down(port, &LinkError::Superseded);
-        } else if self.links.len() >= self.settings.links_max {
-            let links_max = self.settings.links_max;
-            let error = || LinkError::TooManyLinks(links_max);
-            let Some(spare) = self.spare_for(peer.id) else { return reject(Proposal { candidate, answer }, error()) };
-            self.on_link(spare, |link| link.fail(error()));
-            self.down(spare, &error());
+        } else if let Err(error) = self.make_room(peer.id, candidate.connection.rtt()) {
+            return reject(Proposal { candidate, answer }, error);
         }
         self.settle_life();
         self.generation += 1;
@@ -92,21 +91,40 @@ impl Driver {
         };
         self.links.insert(peer.id, entry);
         self.lost.remove(&peer.id);
+        self.settings.local.roster.neighbours.lock().link_up(peer.id, measured.rtt, clock::now());
         self.settings.local.roster.set_linked(peer.id, true);
         self.publish_links();
-        let _ = answer.send(Ok(measured.rtt));
+        let _ = answer.send(Ok(()));
         self.introduce(id);
         self.tree(Input::LinkUp { port: id, cost: measured.cost, rtt: measured.rtt });
         self.changed();
     }
 
-    /// A link that may be given up for a broker that nothing else leads to: it carries nothing, and not because it has just come up.
-    pub(super) fn spare_for(&self, newcomer: BrokerId) -> Option<PortId> {
-        let is_reached = self.book.topology("").brokers.iter().any(|broker| broker.id == newcomer);
+    /// Gives up a link for `newcomer` if there are as many as there may be, and it is worth that.
+    fn make_room(&mut self, newcomer: BrokerId, rtt: Duration) -> Result<(), LinkError> {
+        let links_max = self.settings.links_max;
+        if self.links.len() < links_max {
+            return Ok(());
+        }
         let now = clock::now();
-        let is_spare = |entry: &&Entry| !entry.forwarding && now.saturating_duration_since(entry.up_since) > SPARE_AGE;
-        let spare = || self.links.values().filter(is_spare).max_by_key(|entry| entry.measured.cost);
-        if is_reached { None } else { spare().map(|entry| entry.link.id) }
+        let verdict = {
+            let mut neighbours = self.settings.local.roster.neighbours.lock();
+            learn(&self.book, &mut neighbours);
+            neighbours.measured(newcomer, rtt);
+            let verdict = neighbours.judge(newcomer, rtt, now);
+            if verdict != neighbours::Verdict::Refuse {
+                neighbours.gave_up(now);
+            }
+            verdict
+        };
+        let given_up = match verdict {
+            neighbours::Verdict::InPlaceOf(peer) => self.links.get(&peer).map(|entry| entry.link.id),
+            neighbours::Verdict::Admit | neighbours::Verdict::Refuse => None,
+        };
+        let port = given_up.ok_or(LinkError::TooManyLinks(links_max))?;
+        self.on_link(port, |link| link.fail(LinkError::GivenUp));
+        self.down(port, &LinkError::GivenUp);
+        Ok(())
     }
 
     /// Handshakes may have raised our incarnation until now: the tree must not know another one.
@@ -143,7 +161,11 @@ impl Driver {
         self.happened(&MeshEvent::LinkDown { peer: entry.link.peer.name.clone(), reason: error.to_string(), lived_ms });
         let mut record = link_record(&entry);
         (record.role, record.state) = (LinkRole::Disabled, LinkState::Down);
-        self.lost.insert(port.peer, Lost { record, at: clock::now() });
+        // What was given up is not missed.
+        if !error.is_full() {
+            self.lost.insert(port.peer, Lost { record, at: clock::now() });
+        }
+        self.settings.local.roster.neighbours.lock().link_down(port.peer);
         self.settings.local.roster.set_linked(port.peer, false);
         self.publish_links();
         // The connection is closed, so that its lanes' tasks write nothing more: the tree may open lanes elsewhere.
@@ -158,10 +180,12 @@ impl Driver {
             || entry.told_rtt > measured.rtt.mul_f64(RTT_NEWS)
             || told_loss(measured.loss) != told_loss(entry.measured.loss);
         entry.measured = measured;
+        let peer = port.peer;
         if news {
             entry.told_rtt = measured.rtt;
             self.changed();
         }
+        self.settings.local.roster.neighbours.lock().measured(peer, measured.rtt);
         self.tree(Input::Cost { port, cost: measured.cost, rtt: measured.rtt });
     }
 

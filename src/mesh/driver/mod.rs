@@ -53,8 +53,6 @@ const RECORD_DELAY: Duration = Duration::from_millis(50);
 const RECORD_REFRESH: Duration = Duration::from_secs(60);
 /// Who was not heard of for three refreshes is forgotten; so are lost links.
 pub(in crate::mesh) const RECORD_LIFE: Duration = Duration::from_secs(200);
-/// A link that carries nothing may still be about to, for this long.
-const SPARE_AGE: Duration = Duration::from_secs(2);
 /// How often what is old is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Events that wait for the driver; the links' tasks wait beyond that.
@@ -78,6 +76,11 @@ impl Book {
     /// The topology as this broker knows it.
     pub(in crate::mesh) fn topology(&self, mesh: &str) -> Topology {
         Topology::draw(mesh, &self.own.read(), self.records.read().iter())
+    }
+
+    /// Looks at our own record and at those of others.
+    pub(in crate::mesh) fn look<T>(&self, look: impl FnOnce(&BrokerRecord, &Records) -> T) -> T {
+        look(&self.own.read(), &self.records.read())
     }
 
     /// This broker as it was last told.
@@ -105,8 +108,6 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) replication: Arc<Replication>,
     pub(in crate::mesh) deliver: DeliverFactory,
     pub(in crate::mesh) links_max: usize,
-    /// Whether this broker chooses its neighbours among those it finds, beyond whom it was told to dial.
-    pub(in crate::mesh) chooses: bool,
     pub(in crate::mesh) tree: StpConfig,
     pub(in crate::mesh) recorder: Option<Recorder>,
     /// Addresses to tell others.

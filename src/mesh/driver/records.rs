@@ -139,7 +139,11 @@ pub(super) fn own_record(
         changes: stp.changes().0,
         last_change: last_change.clone(),
         links,
-        links_max: if settings.chooses { u16::try_from(settings.links_max).unwrap_or(u16::MAX) } else { 0 },
+        links_max: if settings.local.roster.neighbours.lock().chooses() {
+            u16::try_from(settings.links_max).unwrap_or(u16::MAX)
+        } else {
+            0
+        },
     }
 }
 
@@ -153,7 +157,7 @@ pub(super) fn link_record(entry: &Entry) -> LinkRecord {
         cost: entry.measured.cost.get(),
         rtt_us: u64::try_from(entry.told_rtt.as_micros()).unwrap_or(u64::MAX),
         loss: told_loss(entry.measured.loss),
-        address: Some(entry.link.peer.address),
+        address: Some(entry.link.connection.remote_address()),
     }
 }
 

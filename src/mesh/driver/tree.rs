@@ -49,6 +49,7 @@ impl Driver {
                 if let Some(entry) = self.entry(port) {
                     (entry.role, entry.forwarding) = (role, forwarding);
                     debug!(peer = %entry.link.peer.name, ?role, forwarding, "port");
+                    self.settings.local.roster.neighbours.lock().set_carries(port.peer, forwarding);
                     self.changed();
                 }
             }

@@ -1,0 +1,178 @@
+//! Dials: whom `neighbours` wants, and every place where nobody was met yet, each in a task of its own.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep_until;
+
+use super::gossip::{Gossip, learn};
+use super::targets::{Attempt, Targets};
+use super::{ADDRESSES_MAX, Found, Place, Source, Surroundings, Target, Ways, fixed};
+use crate::clock;
+use crate::config::{Discovery, HostPort};
+use crate::ids::BrokerId;
+use crate::mesh::error::LinkError;
+use crate::task;
+
+/// How often the records are looked at anew.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Attempts whose end waits to be noted.
+const DONE_MAX: usize = 64;
+
+pub(super) struct Dialler {
+    around: Surroundings,
+    ways: Ways,
+    targets: Targets,
+    gossip: Gossip,
+    wanted: BTreeSet<BrokerId>,
+    linked: watch::Receiver<BTreeSet<BrokerId>>,
+    done: mpsc::Sender<Done>,
+    done_out: mpsc::Receiver<Done>,
+    look_at: Instant,
+}
+
+/// How an attempt ended.
+#[derive(Debug)]
+struct Done {
+    target: Target,
+    met: Option<BrokerId>,
+    /// There is a link now, or was one already.
+    linked: bool,
+}
+
+impl Dialler {
+    pub(super) fn new(around: Surroundings) -> Self {
+        let (done, done_out) = mpsc::channel(DONE_MAX);
+        let local = &around.connector.local;
+        let (targets, linked) = (Targets::new(local.identity.id), local.roster.follow_links());
+        let ways = Ways { peers: Vec::new(), discovery: Vec::new() };
+        Self {
+            around,
+            ways,
+            targets,
+            gossip: Gossip::default(),
+            wanted: BTreeSet::new(),
+            linked,
+            done,
+            done_out,
+            look_at: clock::now(),
+        }
+    }
+
+    /// From now on these ways count. What others had found is forgotten; links stay.
+    pub(super) fn begin(&mut self, ways: Ways) {
+        let names = fixed::names(&ways);
+        self.targets.retain_sources(|source| match source {
+            Source::Static => true,
+            Source::Dns(name) => names.contains(name),
+            Source::Mdns => ways.has(Discovery::Mdns),
+            Source::Gossip => ways.has(Discovery::Gossip),
+        });
+        self.targets.hear(fixed::found(&ways), clock::now());
+        self.ways = ways;
+        self.look();
+    }
+
+    /// Dials until dropped.
+    pub(super) async fn run(&mut self, mut found: mpsc::Receiver<Found>) {
+        loop {
+            let now = clock::now();
+            self.dial(now);
+            let wake = self.targets.next_due(now).map_or(self.look_at, |due| due.min(self.look_at));
+            tokio::select! {
+                Some(found) = found.recv() => {
+                    self.targets.hear(found, clock::now());
+                    self.look();
+                }
+                Some(done) = self.done_out.recv() => self.note(&done),
+                Ok(()) = self.linked.changed() => self.look(),
+                () = sleep_until(wake.into()) => if self.look_at <= clock::now() { self.look() },
+            }
+        }
+    }
+
+    /// What the records say, whom that makes wanted.
+    fn look(&mut self) {
+        let now = clock::now();
+        self.look_at = now + LOOK_INTERVAL;
+        self.gossip.read(&self.around, now);
+        if self.ways.has(Discovery::Gossip) {
+            self.targets.hear(self.gossip.found(), now);
+        }
+        self.targets.suppose(&self.gossip.residents(), now);
+        self.targets.note_links(&self.linked.borrow_and_update(), now);
+        let (dialable, named) = self.targets.known();
+        let mut neighbours = self.around.connector.local.roster.neighbours.lock();
+        learn(&self.around.book, &mut neighbours);
+        neighbours.tell(named, self.ways.chooses());
+        self.wanted = neighbours.choose(&dialable, now).into_iter().collect();
+    }
+
+    fn dial(&mut self, now: Instant) {
+        let local = &self.around.connector.local;
+        let attempts = self.targets.due(&self.wanted, |id| local.roster.neighbours.lock().rtt(id), now);
+        for attempt in attempts {
+            let (around, done) = (self.around.clone(), self.done.clone());
+            task::spawn("dial", async move {
+                let ended = around.attempt(attempt).await;
+                let _ = done.send(ended).await;
+            });
+        }
+    }
+
+    fn note(&mut self, Done { target, met, linked }: &Done) {
+        let now = clock::now();
+        self.targets.attempted(target, *met, now);
+        let id = met.or(if let Target::Broker(id) = target { Some(*id) } else { None });
+        match id {
+            Some(id) if !linked => self.around.connector.local.roster.neighbours.lock().in_vain(id, now),
+            _ => {}
+        }
+        // Who was met may not be wanted, or be another than was thought.
+        self.look();
+    }
+}
+
+impl Surroundings {
+    /// Tries the places in their order until a broker answers.
+    async fn attempt(&self, Attempt { target, places, patience }: Attempt) -> Done {
+        let mut met = None;
+        for place in places {
+            let addresses = match &place {
+                Place::Address(address) => vec![*address],
+                Place::Name(name) => match resolve(name).await {
+                    Ok(addresses) => addresses,
+                    Err(error) => {
+                        self.connector.complain_text("cannot look up", &name.to_string(), &error);
+                        continue;
+                    }
+                },
+            };
+            for address in addresses.into_iter().filter(|address| self.can_dial(*address)) {
+                let (there, ended) = self.connector.dial(address, patience).await;
+                met = there.or(met);
+                match ended {
+                    Ok(()) | Err(LinkError::Linked(_)) => return Done { target, met, linked: true },
+                    Err(error) => self.connector.complain("no link", &place.to_string(), &address.to_string(), &error),
+                }
+            }
+        }
+        Done { target, met, linked: false }
+    }
+}
+
+/// The addresses of a name, as the system knows them, without repetition.
+async fn resolve(name: &HostPort) -> Result<Vec<SocketAddr>, String> {
+    let found = tokio::time::timeout(LOOK_UP_TIMEOUT, tokio::net::lookup_host((name.host.as_str(), name.port))).await;
+    let found = found.map_err(|_| "the name service does not answer".to_owned())?.map_err(|error| error.to_string())?;
+    let mut addresses = Vec::new();
+    for address in found.take(ADDRESSES_MAX) {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    Ok(addresses)
+}

@@ -1,0 +1,123 @@
+//! `dns`: a name of `mesh.peers` followed for ever: every address to which it resolves is a broker of its own. A name that begins with `_`
+//! has SRV records (RFC 2782): each names a host and a port; those of a better priority are tried first, and among these those of more
+//! weight.
+//!
+//! An answer holds for as long as it says, within bounds. What an answer no longer names is not dialled any more; a link that is there
+//! stays. A name service that does not answer, or says that there is no such name, changes nothing. `/etc/resolv.conf` and `/etc/hosts`
+//! are read anew for each look-up.
+
+use std::cmp::Reverse;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::net::NetError;
+use hickory_resolver::proto::rr::RData;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use super::{ADDRESSES_MAX, Found, Place, Source, Surroundings, Target};
+use crate::clock;
+use crate::config::HostPort;
+
+/// An answer is asked for again after this at least, and at most; sooner while there is no link.
+const TTL_MIN: Duration = Duration::from_secs(1);
+const TTL_MAX: Duration = Duration::from_secs(30);
+const TTL_MAX_ALONE: Duration = Duration::from_secs(2);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(2);
+/// One question, all attempts together; and all questions about one name.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Hosts of one SRV name that are looked up.
+const HOSTS_MAX: usize = 64;
+
+/// Follows a name.
+pub(super) async fn follow(around: Surroundings, name: HostPort, found: mpsc::Sender<Found>) {
+    let mut known = Vec::new();
+    loop {
+        let asked = tokio::time::timeout(LOOK_UP_TIMEOUT, look_up(&around, &name)).await;
+        let wait = match asked.unwrap_or(Err(LookUpError::Silent)) {
+            Ok(answer) => {
+                if answer.addresses != known {
+                    debug!(%name, addresses = ?answer.addresses, "a name has new addresses");
+                    known.clone_from(&answer.addresses);
+                }
+                let places = answer.addresses.into_iter().map(Place::Address);
+                let targets = places.map(|place| (Target::At(place.clone()), vec![place])).collect();
+                if found.send(Found { source: Source::Dns(name.clone()), targets }).await.is_err() {
+                    return;
+                }
+                let longest = if around.connector.local.roster.links() == 0 { TTL_MAX_ALONE } else { TTL_MAX };
+                answer.valid_until.saturating_duration_since(clock::now()).clamp(TTL_MIN, longest)
+            }
+            Err(error) => {
+                around.connector.complain_text("cannot look up", &name.to_string(), &error.to_string());
+                RETRY
+            }
+        };
+        tokio::time::sleep(wait.mul_f64(1.0 + rand::random::<f64>() / 4.0)).await;
+    }
+}
+
+struct Answer {
+    /// Best first, without repetition.
+    addresses: Vec<SocketAddr>,
+    valid_until: Instant,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum LookUpError {
+    #[error("{0}")]
+    Resolver(#[from] NetError),
+    #[error("the name service does not answer")]
+    Silent,
+}
+
+async fn look_up(around: &Surroundings, name: &HostPort) -> Result<Answer, LookUpError> {
+    let mut builder = TokioResolver::builder_tokio()?;
+    // What is cached here would be asked for again only when it is due.
+    builder.options_mut().cache_size = 0;
+    let resolver = builder.build()?;
+    let (mut addresses, mut valid_until) = (Vec::new(), clock::now() + TTL_MAX);
+    let hosts = if name.host.starts_with('_') {
+        let answer = ask(resolver.srv_lookup(name.host.as_str())).await?;
+        valid_until = answer.valid_until().min(valid_until);
+        let mut records: Vec<_> = answer
+            .answers()
+            .iter()
+            .filter_map(|record| match &record.data {
+                RData::SRV(srv) => Some((srv.priority, Reverse(srv.weight), srv.target.to_string(), srv.port)),
+                _ => None,
+            })
+            .collect();
+        records.sort();
+        records.into_iter().take(HOSTS_MAX).map(|(.., host, port)| HostPort { host, port }).collect()
+    } else {
+        vec![name.clone()]
+    };
+    let is_srv = name.host.starts_with('_');
+    for HostPort { host, port } in hosts {
+        let answer = match ask(resolver.lookup_ip(host.as_str())).await {
+            Ok(answer) => answer,
+            // The other hosts are as good.
+            Err(error) if is_srv => {
+                around.connector.complain_text("cannot look up", &host, &error.to_string());
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        valid_until = answer.valid_until().min(valid_until);
+        for address in answer.iter().map(|ip| SocketAddr::new(ip, port)).filter(|address| around.can_dial(*address)) {
+            if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+    }
+    Ok(Answer { addresses, valid_until })
+}
+
+async fn ask<T>(question: impl Future<Output = Result<T, NetError>>) -> Result<T, LookUpError> {
+    Ok(tokio::time::timeout(QUESTION_TIMEOUT, question).await.map_err(|_| LookUpError::Silent)??)
+}
