@@ -1,5 +1,6 @@
 //! Replication under faults: nothing twice, everything in order, and nothing lost that is not counted.
 
+mod wire;
 mod world;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ struct Found {
     lost_qos0: usize,
     duplicates: u64,
     events: u64,
+    sent: u64,
 }
 
 /// One run: traffic and faults, then healing, then quiet.
@@ -43,7 +45,7 @@ fn run(seed: u64, count: usize, bounds: Bounds, crashes: bool) -> Found {
     world.plan(Duration::from_secs(2), 50, 0, false);
     world.run(Duration::from_secs(5));
     world.check_order();
-    let mut found = Found { events: world.events, ..Found::default() };
+    let mut found = Found { events: world.events, sent: world.sent, ..Found::default() };
     let alive = |broker: usize| world.lives[broker].as_ref();
     for (broker, life) in (0..count).filter_map(|broker| Some((broker, alive(broker)?))) {
         let counters = life.replication.counters();
@@ -96,9 +98,22 @@ fn runs(fixed: u64, bounds: Bounds, crashes: bool, check: impl Fn(u64, &Found)) 
         sum.lost_qos0 += found.lost_qos0;
         sum.duplicates += found.duplicates;
         sum.events += found.events;
+        sum.sent += found.sent;
     }
     println!("{sum:?}");
-    assert!(sum.owed > 0);
+    assert!(sum.owed > 0 && sum.sent > 0);
+}
+
+/// Twelve and more brokers, linked each with each as far as links are up.
+#[test]
+fn larger_meshes_lose_nothing() {
+    for seed in seeds(4) {
+        let count = 12 + (seed % 5) as usize;
+        println!("seed {seed}, {count} brokers");
+        let found = run(seed, count, AMPLE, true);
+        println!("{found:?}");
+        assert!(found.lost_silently.is_empty() && found.lost_counted == 0, "seed {seed}: {found:?}");
+    }
 }
 
 #[test]

@@ -17,6 +17,8 @@ use mqtt_st_quic::stp::{Bpdu, Input, Output, Stp, StpConfig};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::wire::LaneLedger;
+
 const LANES_PER_CLASS: u8 = 2;
 const TOPICS: usize = 6;
 /// By then a dead link is noticed at both ends.
@@ -73,6 +75,8 @@ impl Deliver for Inbox {
 struct End {
     port: Arc<Port>,
     receivers: Vec<LaneReceiver>,
+    /// What each lane writer wrote.
+    ledgers: Vec<LaneLedger>,
     /// Lanes that have not yet written the CLOSE they were told to.
     closing: Vec<(OpenNumber, usize)>,
 }
@@ -125,6 +129,8 @@ pub(super) struct World {
     pub(super) lives: Vec<Option<Life>>,
     pub(super) published: Vec<Published>,
     pub(super) events: u64,
+    /// Messages that lane writers wrote.
+    pub(super) sent: u64,
     rng: SmallRng,
     bounds: Bounds,
     links: Vec<Link>,
@@ -155,6 +161,7 @@ impl World {
             lives: (0..count).map(|_| None).collect(),
             published: Vec::new(),
             events: 0,
+            sent: 0,
             rng,
             bounds,
             links,
@@ -328,7 +335,8 @@ impl World {
             life.ports.retain(|former, _| former.peer != id.peer);
             let port = life.replication.add_port(id);
             let receivers = port.lanes().iter().map(LaneReceiver::new).collect();
-            life.ports.insert(id, End { port, receivers, closing: Vec::new() });
+            let ledgers = port.lanes().iter().map(|_| LaneLedger::default()).collect();
+            life.ports.insert(id, End { port, receivers, ledgers, closing: Vec::new() });
             for lane in 0..usize::from(2 * LANES_PER_CLASS) {
                 self.woken.lock().unwrap().push(Writer { link, broker, port: id, lane });
             }
@@ -434,6 +442,7 @@ impl World {
         let bytes = out.concat();
         assert_eq!(bytes.len(), batch.bytes);
         assert!(batch.bytes <= budget, "{} bytes with a budget of {budget}", batch.bytes);
+        self.sent += end.ledgers[writer.lane].write(&bytes);
         if !bytes.is_empty() {
             self.send(writer.broker, writer.port, Stream::Lane(writer.lane, bytes));
         }
