@@ -157,10 +157,14 @@ fn least_costs(world: &World, root: usize) -> Vec<Option<u32>> {
 
 /// Over each link of the broker that is up: the other end, and what the other end counts for it.
 fn neighbours(world: &World, broker: usize) -> impl Iterator<Item = (usize, u32)> {
-    world.links_of[broker].iter().map(|&link| &world.links[link]).filter(|link| link.generation.is_some()).map(move |link| {
-        let far = usize::from(link.ends[0] == broker);
-        (link.ends[far], link.costs[far])
-    })
+    world.links_of[broker]
+        .iter()
+        .map(|&link| &world.links[link])
+        .filter(|link| link.generation.is_some() && link.is_up == [true, true])
+        .map(move |link| {
+            let far = usize::from(link.ends[0] == broker);
+            (link.ends[far], link.costs[far])
+        })
 }
 
 fn stp(world: &World, broker: usize) -> &Stp {

@@ -242,11 +242,12 @@ impl World {
     /// Whether the next packet towards `end` is lost.
     pub(super) fn loses(&mut self, link: usize, end: usize) -> bool {
         let to = &mut self.links[link];
-        let is_lost = to.is_cut[end] || to.directions[end].loses(&to.path.loss, &mut self.rng);
+        let is_lost = to.directions[end].loses(&to.path.loss, &mut self.rng);
         if let Some(watch) = &mut to.watches[1 - end] {
-            watch.sent(is_lost);
+            // QUIC takes a packet for lost when a later one is acknowledged (RFC 9002 section 6.1): never where nothing arrives.
+            watch.sent(is_lost && !to.is_cut[end]);
         }
-        is_lost
+        is_lost || to.is_cut[end]
     }
 
     /// Sends a piece of a stream at `at`; what is lost on the way is sent again.

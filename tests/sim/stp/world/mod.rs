@@ -259,10 +259,12 @@ impl World {
         self.queue.pass_until(elapsed);
     }
 
-    /// At rest: when, since the counts were reset, there first were as many links that carry data as there are now. Parents form no cycle, so
-    /// that from then on everybody who could be reached was reached.
+    /// At rest: when, since what happened at the moment at which the counts were reset, there first were as many links that carry data as
+    /// there are now. Parents form no cycle, so that from then on everybody who could be reached was reached.
     pub fn healed_at(&self) -> Duration {
-        self.ways_since.iter().find(|(_, ways)| *ways >= self.ways).map_or(Duration::ZERO, |(at, _)| *at)
+        let begun_at = self.ways_since.first().map_or(Duration::ZERO, |(at, _)| *at);
+        let after = self.ways_since.iter().rposition(|(at, _)| *at == begun_at).unwrap_or(0);
+        self.ways_since.iter().skip(after).find(|(_, ways)| *ways >= self.ways).map_or(Duration::ZERO, |(at, _)| *at)
     }
 
     /// Whether an impostor has said anything.
