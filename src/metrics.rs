@@ -112,7 +112,7 @@ impl Histogram {
     #[must_use]
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = Self::BOUNDS_MS.iter().map(|bound| f64::from(*bound) / 1_000.0);
-        bounds.chain([f64::MAX]).zip(self.counts).collect()
+        bounds.chain([f64::INFINITY]).zip(self.counts).collect()
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
         }
         let buckets = histogram.buckets();
         assert_eq!((buckets[0], buckets[1], buckets[2]), ((0.005, 1), (0.01, 2), (0.025, 0)));
-        assert_eq!(buckets.last(), Some(&(f64::MAX, 1)));
+        assert_eq!(buckets.last(), Some(&(f64::INFINITY, 1)));
         assert_eq!((histogram.count(), histogram.sum_seconds()), (4, 20.021));
     }
 }

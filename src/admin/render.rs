@@ -60,7 +60,26 @@ fn encode_value(value: Value, mut encoder: MetricEncoder<'_>) -> Result<(), Erro
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::metrics::Histogram;
+
+    #[test]
+    fn times_become_a_histogram_up_to_infinity() {
+        let mut times = Histogram::default();
+        times.observe(Duration::from_millis(250));
+        let text = metrics(vec![Sample::histogram("healing_seconds", "How long", times).with("reason", "x")]).unwrap();
+        for line in [
+            "# TYPE mqtt_st_quic_healing_seconds histogram",
+            "mqtt_st_quic_healing_seconds_count{reason=\"x\"} 1",
+            "mqtt_st_quic_healing_seconds_bucket{le=\"0.2\",reason=\"x\"} 0",
+            "mqtt_st_quic_healing_seconds_bucket{le=\"0.3\",reason=\"x\"} 1",
+            "mqtt_st_quic_healing_seconds_bucket{le=\"+Inf\",reason=\"x\"} 1",
+        ] {
+            assert!(text.lines().any(|written| written == line), "{line} is not in {text}");
+        }
+    }
 
     #[test]
     fn samples_become_openmetrics() {

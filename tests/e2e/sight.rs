@@ -37,6 +37,7 @@ fn the_death_of_a_root_is_seen_in_metrics_topics_and_log() {
         assert_eq!(metric(broker, "mesh_root"), Some(f64::from(u8::from(broker.name == root))));
         assert_eq!(metric(broker, "mesh_links"), Some(2.0));
         assert!(metric(broker, "mesh_bpdus_received_total") > Some(1.0));
+        assert!(metric(broker, "mesh_certificate_days_left") > Some(300.0));
         if broker.name != root {
             let port = format!("mesh_link_port{{peer=\"{root}\",role=\"root\",state=\"forwarding\"}}");
             wait_for("a Root port that forwards", || metric(broker, &port).filter(|one| *one == 1.0));
@@ -53,7 +54,7 @@ fn the_death_of_a_root_is_seen_in_metrics_topics_and_log() {
     let after = settle(&left)["root"].as_str().unwrap().to_owned();
     assert_ne!(after, root);
     for (broker, watcher) in left.iter().zip(&mut watchers) {
-        let name = |reason| format!("mesh_detection_seconds_count{{reason=\"{reason}\"}}");
+        let name = |reason: &str| format!("mesh_detection_seconds_count{{reason=\"{reason}\"}}");
         let died = wait_for("a peer that was found dead", || {
             ["silent", "deaf"].into_iter().find(|reason| metric(broker, &name(reason)) > Some(0.0))
         });
