@@ -37,7 +37,7 @@ fn the_death_of_a_root_is_seen_in_metrics_topics_and_log() {
         assert_eq!(metric(broker, "mesh_root"), Some(f64::from(u8::from(broker.name == root))));
         assert_eq!(metric(broker, "mesh_links"), Some(2.0));
         assert!(metric(broker, "mesh_bpdus_received_total") > Some(1.0));
-        assert!(metric(broker, "mesh_certificate_days_left") > Some(300.0));
+        assert!(metric(broker, "mesh_certificate_expiry_timestamp_seconds") > Some(1e9));
         if broker.name != root {
             let port = format!("mesh_link_port{{peer=\"{root}\",role=\"root\",state=\"forwarding\"}}");
             wait_for("a Root port that forwards", || metric(broker, &port).filter(|one| *one == 1.0));
@@ -74,16 +74,17 @@ fn the_death_of_a_root_is_seen_in_metrics_topics_and_log() {
         broker.wait_for_log(&["link down", &root, "lived_ms"]);
         broker.wait_for_log(&["tree changed", &format!("root={after}"), &format!("old_root={root}")]);
     }
+    // Whoever noticed first had no offer to follow.
+    let orphans = left.iter().filter(|b| metric(b, "mesh_tree_changes_total{cause=\"parent_lost\"}") > Some(0.0));
+    assert!(orphans.count() > 0);
     // Both hung on the root. Whoever notices second may have changed sides before; the first one healed.
     let healed: Vec<_> = left.iter().filter(|b| metric(b, "mesh_healing_seconds_count") > healed_before[&b.name]).collect();
     assert!(!healed.is_empty());
     for broker in healed {
         assert!(metric(broker, "mesh_healing_last_seconds") > Some(0.0));
-        assert!(metric(broker, "mesh_tree_changes_total{cause=\"parent_lost\"}") > Some(0.0));
         wait_for("the healing in the topics", || {
             let shown = topics(broker);
-            (shown.get("healing/count")? != "0" && shown.get("healing/last_ms")? != "0.0")
-                .then(|| shown["changes/parent_lost"].clone())
+            (shown.get("healing/count")? != "0" && shown.contains_key("healing/last_ms")).then_some(())
         });
         broker.wait_for_log(&["healed", "ms="]);
     }

@@ -115,7 +115,13 @@ impl<'a> Picture<'a> {
         };
         let middle = ((a.0 + b.0) / 2, (a.1 + b.1) / 2);
         let bend = if a.1 == b.1 { (middle.0, middle.1 + self.sag(a.0.abs_diff(b.0))) } else { middle };
-        let label = ((middle.0 + bend.0) / 2, (middle.1 + bend.1) / 2);
+        // Where links part: near the lower end, or where they bend deepest.
+        let (upper, lower) = if a.1 < b.1 { (a, b) } else { (b, a) };
+        let label = if a.1 == b.1 {
+            (middle.0, (middle.1 + bend.1) / 2)
+        } else {
+            ((upper.0 + 3 * lower.0) / 4, (upper.1 + 2 * lower.1) / 3)
+        };
         let measured = measures(link);
         let tooltip = format!(
             "{} - {}: {}, {} at {}, {} at {}, {measured}",

@@ -32,7 +32,9 @@ pub(crate) fn as_text(topology: &Topology) -> String {
     }
     rows.extend(tree.apart.iter().map(|broker| (cut(&clean(&broker.name), NAME_COLUMNS), "not joined yet".to_owned())));
     lines.extend(in_columns(rows));
-    let rows: Vec<_> = tree.others.iter().map(|link| beside(link)).collect();
+    // What is in reserve first, what is lost below it.
+    let (lost, spare): (Vec<_>, Vec<_>) = tree.others.iter().copied().partition(|link| link.state == LinkState::Down);
+    let rows: Vec<_> = spare.into_iter().chain(lost).map(beside).collect();
     if !rows.is_empty() {
         lines.push(String::new());
     }
