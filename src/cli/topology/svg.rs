@@ -115,12 +115,13 @@ impl<'a> Picture<'a> {
         };
         let middle = ((a.0 + b.0) / 2, (a.1 + b.1) / 2);
         let bend = if a.1 == b.1 { (middle.0, middle.1 + self.sag(a.0.abs_diff(b.0))) } else { middle };
-        // Where links part: near the lower end, or where they bend deepest.
+        // A branch's label stands near the lower end, where branches have parted; that of a link in reserve near the upper one, away from
+        // the branch that it meets; that of a bent link where it bends deepest.
         let (upper, lower) = if a.1 < b.1 { (a, b) } else { (b, a) };
-        let label = if a.1 == b.1 {
-            (middle.0, (middle.1 + bend.1) / 2)
-        } else {
-            ((upper.0 + 3 * lower.0) / 4, (upper.1 + 2 * lower.1) / 3)
+        let label = match link.state {
+            _ if a.1 == b.1 => (middle.0, (middle.1 + bend.1) / 2),
+            LinkState::Forwarding => ((upper.0 + 3 * lower.0) / 4, (upper.1 + 2 * lower.1) / 3),
+            LinkState::Blocked | LinkState::Down => ((3 * upper.0 + lower.0) / 4, (2 * upper.1 + lower.1) / 3),
         };
         let measured = measures(link);
         let tooltip = format!(
