@@ -52,7 +52,8 @@ pub enum StartError {
 }
 
 /// Keys of the configuration that a reload applies; `log.filter` is the program's to apply.
-const RELOADED: [&str; 5] = ["log.filter", "mesh.cafile", "mesh.certfile", "mesh.crlfile", "mesh.keyfile"];
+const RELOADED: [&str; 7] =
+    ["log.filter", "mesh.cafile", "mesh.certfile", "mesh.crlfile", "mesh.discovery", "mesh.keyfile", "mesh.peers"];
 
 /// A configuration that a running broker cannot take; it goes on as it was.
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +140,7 @@ impl Server {
     }
 
     /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, read anew even where their names are the
-    /// same. No client and no link is lost by it, but for links whose peers are no longer admitted. Returns the keys, dotted, that have
+    /// same, and how peers are found. No client and no link is lost by it, but for links whose peers are no longer admitted. Returns the keys, dotted, that have
     /// changed and need a restart.
     ///
     /// # Errors
@@ -152,6 +153,9 @@ impl Server {
             present.certfile.clone_from(&new.certfile);
             present.keyfile.clone_from(&new.keyfile);
             present.crlfile.clone_from(&new.crlfile);
+            handle.reconfigure(new.peers.clone(), new.discovery.clone());
+            present.peers.clone_from(&new.peers);
+            present.discovery.clone_from(&new.discovery);
         }
         let changes = present.changes(config).into_iter();
         Ok(changes.filter(|key| !RELOADED.contains(&key.as_str())).collect())

@@ -56,8 +56,9 @@ const AVOID_MAX: Duration = Duration::from_secs(300);
 const AVOID_MISSED_MAX: Duration = Duration::from_secs(8);
 /// What a single link holds may be about to be mended by a ring.
 const MEND_PATIENCE: Duration = Duration::from_secs(5);
-/// Of those whom nobody reaches so many at random are dialled at once, besides those beside us on the first ring.
-const UNREACHED_AT_RANDOM: usize = 1;
+/// Of those whom nobody reaches so many at random are dialled at once by the whole mesh, besides what is dialled by those beside whom they
+/// would stand on the first ring.
+const UNREACHED_AT_RANDOM: f64 = 4.0;
 /// Dialled at once to fill free places.
 const FILL_AT_ONCE: usize = 2;
 
@@ -353,17 +354,24 @@ impl Neighbours {
         self.avoided.get(&id).is_some_and(|avoided| now < avoided.since + avoided.wait.min(longest))
     }
 
-    /// Of those whom nothing leads to: whom the operator named, who would stand beside us, and a few more.
+    /// Of those whom nothing leads to: who would stand beside us, a few more, and, while we are alone, whom the operator named.
     fn unreached(&mut self, candidates: &Candidates<'_>, reached: &BTreeSet<BrokerId>) -> Vec<BrokerId> {
         let mut missing: Vec<_> = candidates.ready.difference(reached).copied().collect();
         if missing.is_empty() {
             return missing;
         }
         let own = position(self.settings.own, 0);
-        missing.sort_by_key(|id| position(*id, 0).wrapping_sub(own));
-        let mut dial: Vec<_> = missing.first().into_iter().chain(missing.last()).copied().collect();
-        dial.extend(missing.iter().filter(|id| self.told.contains(id)));
-        for _ in 0..UNREACHED_AT_RANDOM {
+        let onward = |id: &BrokerId| position(*id, 0).wrapping_sub(own);
+        missing.sort_by_key(onward);
+        // Who is missed is dialled by those beside whom it would stand, lest all make room for it at once, and by few others.
+        let next = reached.iter().map(onward).min().unwrap_or(u64::MAX);
+        let last = reached.iter().map(onward).max().unwrap_or(0);
+        let mut dial: Vec<_> = missing.first().filter(|id| onward(id) < next).copied().into_iter().collect();
+        dial.extend(missing.last().filter(|id| onward(id) > last));
+        if reached.is_empty() {
+            dial.extend(missing.iter().filter(|id| self.told.contains(id)));
+        }
+        if self.chance() * ((reached.len() + 1) as f64) < UNREACHED_AT_RANDOM {
             dial.extend(self.pick(&missing));
         }
         dial

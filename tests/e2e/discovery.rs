@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::broker::{Broker, Site, program, wait_for};
 use crate::foreign::is_there;
+use crate::mesh::settle;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 const SEED: &str = "10.77.0.1:7883";
@@ -273,4 +274,27 @@ fn srv_records_name_hosts_and_ports() {
     let finds = "listen = \"0.0.0.0:7801\"\ndiscovery = [\"dns\"]\npeers = [\"_mqtt-st._udp.mesh.test\"]";
     let residents = NAMES.map(|name| Resident::start(&site, &mut lan, name, finds));
     gather(&residents, "by SRV records", began);
+}
+
+#[test]
+fn a_reload_adds_and_removes_peers_and_ends_no_link() {
+    let site = Site::new();
+    ["a", "b"].into_iter().for_each(|name| site.certify("m", name, &[]));
+    let a = site.start("a", &site.configuration("a", &[]));
+    let b = site.start("b", &site.configuration("b", &[]));
+    let reload = |peers: &[_], times: usize| {
+        fs::write(site.file("b.toml"), site.configuration("b", peers)).unwrap();
+        b.signal("HUP");
+        wait_for("a reload", || (b.log().matches("reloaded").count() >= times).then_some(()));
+    };
+    reload(&[a.address_of("mesh")], 1);
+    settle(&[&a, &b]);
+    reload(&[], 2);
+    settle(&[&a, &b]);
+    assert!(!b.log().contains("link down"), "{}", b.log());
+    drop(a);
+    b.wait_for_log(&["link down"]);
+    // It would be tried several times a second.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!b.log().contains("no link"), "it is not dialled again: {}", b.log());
 }
