@@ -27,7 +27,9 @@ fn credentials(trusted: &[&Authority], pair: &PemPair, lists: Option<&str>) -> C
 }
 
 fn peers_of(broker: &Broker) -> Vec<String> {
-    broker.handle.links().into_iter().map(|link| link.peer).collect()
+    let mut peers: Vec<_> = broker.handle.links().into_iter().map(|link| link.peer).collect();
+    peers.sort();
+    peers
 }
 
 async fn until_linked(a: &Broker, b: &Broker) {
