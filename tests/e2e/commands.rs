@@ -179,10 +179,7 @@ fn openssl_agrees_on_certificates_lists_and_requests() {
     assert!(said.code != Some(0) && said.err.contains("certificate revoked"), "{said:?}");
     assert_eq!(verify(&site.file("pki/b.pem")).unwrap().code, Some(0));
     let said = openssl(&["crl", "-in", &crl, "-noout", "-verify", "-crlnumber", "-CAfile", &ca]).unwrap();
-    assert!(
-        said.code == Some(0) && said.err.contains("verify OK") && said.out.to_lowercase().contains("crlnumber=0x2"),
-        "{said:?}"
-    );
+    assert!(said.code == Some(0) && said.err.contains("verify OK") && said.out.trim_end() == "crlNumber=0x02", "{said:?}");
     let serial = openssl(&["x509", "-in", &cert, "-noout", "-serial"]).unwrap();
     let shown = run(&["certs", "show", &cert]);
     assert!(shown.out.contains(&format!("serial   {}\n", serial.out.trim().strip_prefix("serial=").unwrap())), "{shown:?}");
