@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -83,8 +82,8 @@ pub struct Addresses {
 #[derive(Debug)]
 pub struct Server {
     parts: Arc<Parts>,
-    /// What it runs with.
-    config: Mutex<Config>,
+    /// What it was started with.
+    config: Config,
     addresses: Addresses,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
@@ -136,28 +135,21 @@ impl Server {
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, config: Mutex::new(config.clone()), addresses, stop, listeners, timer, sys, _admin: admin })
+        Ok(Self { parts, config: config.clone(), addresses, stop, listeners, timer, sys, _admin: admin })
     }
 
     /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, read anew even where their names are the
-    /// same, and how peers are found. No client and no link is lost by it, but for links whose peers are no longer admitted. Returns the keys, dotted, that have
-    /// changed and need a restart.
+    /// same, and how peers are found. No client and no link is lost by it, but for links whose peers are no longer admitted. Returns the
+    /// keys, dotted, that have changed and need a restart.
     ///
     /// # Errors
     /// See [`ReloadError`]: nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, ReloadError> {
-        let mut present = self.config.lock();
-        if let (Some(handle), Some(present), Some(new)) = (&self.parts.mesh, &mut present.mesh, &config.mesh) {
+        if let (Some(handle), Some(new)) = (&self.parts.mesh, &config.mesh) {
             handle.reload(Credentials::load(new)?)?;
-            present.cafile.clone_from(&new.cafile);
-            present.certfile.clone_from(&new.certfile);
-            present.keyfile.clone_from(&new.keyfile);
-            present.crlfile.clone_from(&new.crlfile);
             handle.reconfigure(new.peers.clone(), new.discovery.clone());
-            present.peers.clone_from(&new.peers);
-            present.discovery.clone_from(&new.discovery);
         }
-        let changes = present.changes(config).into_iter();
+        let changes = self.config.changes(config).into_iter();
         Ok(changes.filter(|key| !RELOADED.contains(&key.as_str())).collect())
     }
 

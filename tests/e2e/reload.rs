@@ -136,6 +136,23 @@ fn an_authority_is_replaced_under_clients() {
 }
 
 #[test]
+fn peers_that_are_added_are_dialled() {
+    let site = Site::new();
+    for name in ["a", "b"] {
+        site.certify("m", name, &[]);
+    }
+    let a = site.start("a", &site.configuration("a", &[]));
+    let b = site.start("b", &site.configuration("b", &[]));
+    let mut listener = Client::subscribed(&a, 5, "t", 1);
+    fs::write(site.file("b.toml"), site.configuration("b", &[a.address_of("mesh")])).unwrap();
+    reload(&b, "reloaded");
+    settle(&[&a, &b]);
+    Client::new(&b, 5).say("t", "joined");
+    listener.expect_message("joined");
+    assert!(!b.log().contains("needs a restart"), "{}", b.log());
+}
+
+#[test]
 fn what_cannot_be_taken_over_is_said_and_changes_nothing() {
     let site = Site::new();
     for name in ["a", "b"] {
