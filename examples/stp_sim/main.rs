@@ -26,14 +26,17 @@ mod course;
 #[path = "../../tests/sim/stp/phases.rs"]
 mod phases;
 mod plot;
+#[path = "../../tests/sim/stp/replay.rs"]
+mod replay;
 mod report;
 #[path = "../../tests/sim/stp/topology.rs"]
 mod topology;
 #[path = "../../tests/sim/stp/world/mod.rs"]
 mod world;
 
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -51,7 +54,8 @@ const USAGE: &str = "usage: stp_sim [options]
   --faults F        instead of phases: F random faults that overlap each other
   --json            the summary as JSON
   --table           convergence by topology and size, as Markdown; --runs seeds each (default 10)
-  --plot FILE       how brokers settle over time, as SVG; --runs seeds each (default 10)";
+  --plot FILE       how brokers settle over time, as SVG; --runs seeds each (default 10)
+  --replay FILE     instead: what one broker recorded (serve --record-stp FILE), input by input and what came of each";
 
 struct Options {
     brokers: Option<(usize, usize)>,
@@ -63,6 +67,7 @@ struct Options {
     json: bool,
     table: bool,
     plot: Option<PathBuf>,
+    replay: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -81,6 +86,8 @@ fn main() -> ExitCode {
         table(&options)
     } else if let Some(file) = &options.plot {
         plot::write(&options, file)
+    } else if let Some(file) = &options.replay {
+        replay_record(file)
     } else {
         summary(&options)
     };
@@ -90,6 +97,21 @@ fn main() -> ExitCode {
             eprintln!("{error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What a broker was told, and what its machine did about it.
+fn replay_record(file: &Path) -> Result<(), String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    // Whoever reads may stop reading.
+    let mut tell = |line: &str| drop(writeln!(out, "{line}"));
+    let replayed = replay::replay(&text, &mut tell).map_err(|error| format!("{}: {error}", file.display()))?;
+    tell(replayed.summary().trim_end());
+    if replayed.broken.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{}: {} invariants broken", file.display(), replayed.broken.len()))
     }
 }
 
@@ -104,6 +126,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
         json: false,
         table: false,
         plot: None,
+        replay: None,
     };
     while let Some(option) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{option} needs a value"));
@@ -126,6 +149,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
             "--json" => options.json = true,
             "--table" => options.table = true,
             "--plot" => options.plot = Some(PathBuf::from(value()?)),
+            "--replay" => options.replay = Some(PathBuf::from(value()?)),
             "--help" | "-h" => return Ok(None),
             _ => return Err(format!("no option {option}")),
         }

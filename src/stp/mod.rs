@@ -34,6 +34,13 @@
 //! leaves that epoch unfollowed and tells its root, which opens the epoch after: so only those move that lost something. Waiting is
 //! always safe, it is the same as a slow link; it ends with the way, with a better root, or after [`StpConfig::epoch_interval`].
 //!
+//! # Bad peers
+//! What is said of a link ends that link at most. A word that cannot be true of anybody (an end that is no root at distance 0, more hops than
+//! cost, an agreement that we never asked for, an epoch further ahead than any mesh comes) is refused, and its sender is not heard until
+//! the link is new. A word that changes without end is passed on no faster than [`limits::TX_HOLD_COUNT`]. Whoever is admitted can still lead
+//! others: claim to be near the root, or take the epochs ahead by [`limits::EPOCH_STEP_MAX`] a link, which may cost honest links beside it
+//! one refusal each; no cycle comes of either.
+//!
 //! # Deviations
 //! - An epoch goes before the root's identifier (9.2.5): a broker with no feasible parent opens the next one with itself as root, and
 //!   a better broker that hears it the one after. 802.1D lets the information of a dead root age instead (17.19.22, portTimes).

@@ -22,8 +22,11 @@ mod foreign;
 mod healing;
 mod mesh;
 mod paths;
+mod record;
 mod relay;
 mod reload;
+#[path = "../sim/stp/replay.rs"]
+mod replay;
 mod serve;
 mod sight;
 #[path = "../conformance/wire.rs"]
