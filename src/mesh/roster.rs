@@ -2,7 +2,7 @@
 //! is worth a link.
 //! Written by the driver, read by tasks that dial and accept.
 //!
-//! Met is who has shown its certificate to us: what records say of others is anybody's word, and a life too high would end its broker.
+//! Met is who has shown its certificate to us. Lives of which only records tell are in the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

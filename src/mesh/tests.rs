@@ -663,7 +663,9 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
     let ours = authority();
     let [(mut a, a_shows), (mut b, b_shows)] = [local(&ours, "m", "a"), local(&ours, "m", "b")];
     // So slow that the detection does not come first: the other end says no hellos either.
-    [&mut a, &mut b].map(|local| Arc::get_mut(local).unwrap().hello = crate::limits::HELLO_TIME_MAX);
+    for local in [&mut a, &mut b] {
+        Arc::get_mut(local).unwrap().hello = crate::limits::HELLO_TIME_MAX;
+    }
     let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
     let dialling = async {
         let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await.unwrap();

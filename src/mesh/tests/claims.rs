@@ -228,6 +228,24 @@ async fn a_claim_that_is_not_acceptable_yet_waits_and_costs_no_link() {
 }
 
 #[tokio::test]
+async fn a_flood_of_claims_is_slowed_and_the_last_one_counts() {
+    const CLAIMS: u64 = 2_000;
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    let fake = Fake::join(&authority, "f", &a).await;
+    let trees: Vec<_> = (1..=CLAIMS).map(|epoch| fake.tree(epoch)).collect();
+    let signatures: Vec<_> = trees.iter().map(|tree| fake.signed(Statement::Claim(tree))).collect();
+    for (tree, signature) in trees.iter().zip(&signatures) {
+        fake.say(&[ControlFrame::Claim { tree: *tree, seal: seal(0, signature) }]);
+    }
+    fake.bpdu(1, trees[trees.len() - 1]);
+    // A better root answers a worse one's epoch with the next.
+    until("the last claim", || (a.handle.watcher().status().place.epoch > CLAIMS).then_some(())).await;
+    assert!(a.handle.refusals().claims_throttled.value() > 0);
+    assert_eq!(a.handle.links().len(), 1);
+}
+
+#[tokio::test]
 async fn a_root_that_renews_its_certificate_claims_its_tree_again() {
     let authority = authority();
     let issue = |name, days| authority.issue_broker("m", name, &[], Validity::days(days)).unwrap();
