@@ -126,6 +126,7 @@ impl World {
         let broker = &mut self.brokers[place];
         (broker.up, broker.died_at) = (false, Some(now));
         for peer in std::mem::take(&mut broker.links) {
+            self.brokers[peer].links.remove(&place);
             self.changed();
             self.after(DETECTION, What::Down(peer, place));
         }
