@@ -393,8 +393,8 @@ impl World {
     }
 }
 
-/// Joins, a wave of crashes, newcomers, a partition that heals.
-fn live(seed: u64, links_max: usize, count: usize) {
+/// Brokers that join one after another, and a wave of crashes.
+fn gather(seed: u64, links_max: usize, count: usize) -> World {
     println!("NEIGHBOURS_SEED={seed} max_links {links_max}");
     let mut world = World::new(seed, links_max, 5);
     for _ in 0..count {
@@ -406,6 +406,12 @@ fn live(seed: u64, links_max: usize, count: usize) {
         world.crash(place);
     }
     world.rest("after crashes");
+    world
+}
+
+/// The same, then newcomers, and a partition that heals.
+fn live(seed: u64, links_max: usize, count: usize) {
+    let mut world = gather(seed, links_max, count);
     for _ in 0..count / 10 {
         world.join();
     }
@@ -449,5 +455,5 @@ fn larger_meshes_hold_together_on_two_ways_with_as_few_as_two_links_each() {
 #[test]
 fn a_thousand_brokers_find_their_neighbours() {
     let seed = seeds().pop().unwrap_or_default();
-    live(seed, 8, 1_000);
+    gather(seed, 8, 1_000);
 }
