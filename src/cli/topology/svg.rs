@@ -16,13 +16,14 @@ const DEPTH: usize = 130;
 const MARGIN: usize = 24;
 const LINE: usize = 18;
 const LETTER: usize = 8;
-/// Letters of a name in its box.
+/// Letters of a name in its box, and of a line above the drawing.
 const NAME_LETTERS: usize = 24;
+const HEAD_LETTERS: usize = 80;
 
 /// The picture.
 pub(super) fn as_svg(topology: &Topology) -> String {
     let picture = Picture::of(topology);
-    let head = headline(topology);
+    let head: Vec<_> = headline(topology).iter().map(|line| cut(line, HEAD_LETTERS)).collect();
     let (width, height) = picture.size(&head);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
@@ -51,12 +52,12 @@ pub(super) fn as_svg(topology: &Topology) -> String {
              stroke-width=\"{stroke}\"/><text class=\"n\" x=\"{x}\" y=\"{}\">{}</text>",
             picture.box_width,
             y + 5,
-            escaped(&cut(name, NAME_LETTERS))
+            escaped(&shortened(name))
         );
     }
     let gone = topology.links.iter().filter(|link| picture.position(&link.a).is_none() || picture.position(&link.b).is_none());
     for (line, link) in gone.enumerate() {
-        let text = format!("{}: {} - {}", link.state.as_str(), cut(&link.a, NAME_LETTERS), cut(&link.b, NAME_LETTERS));
+        let text = format!("{}: {} - {}", link.state.as_str(), shortened(&link.a), shortened(&link.b));
         let y = picture.bottom() + (line + 1) * LINE;
         let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"#b22\">{}</text>", escaped(&text));
     }
@@ -74,7 +75,7 @@ struct Picture<'a> {
 
 impl<'a> Picture<'a> {
     fn of(topology: &'a Topology) -> Self {
-        let letters = topology.brokers.iter().map(|broker| broker.name.chars().count().min(NAME_LETTERS)).max().unwrap_or_default();
+        let letters = topology.brokers.iter().map(|broker| shortened(&broker.name).chars().count()).max().unwrap_or_default();
         let box_width = BOX_WIDTH_MIN.max(letters * LETTER + 2 * LETTER);
         let tree = Tree::of(topology);
         let mut picture = Self { places: place(&tree, box_width), box_width, lost: 0 };
@@ -181,6 +182,11 @@ fn place<'a>(tree: &Tree<'a>, box_width: usize) -> Vec<(&'a str, usize, usize)> 
     let apart = tree.apart.iter().enumerate();
     placed.extend(apart.map(|(place, broker)| (broker.name.as_str(), left + place * step, y_of(bottom))));
     placed
+}
+
+/// A name as there is room for it.
+fn shortened(name: &str) -> String {
+    cut(&clean(name), NAME_LETTERS)
 }
 
 fn escaped(text: &str) -> String {
