@@ -69,6 +69,9 @@ fn seal(slot: u16, signature: &Signature) -> Seal<'_> {
     Seal { slot, scheme: signature.scheme, signature: &signature.bytes }
 }
 
+/// What a fake broker says, given another broker's identity.
+type Lie = fn(&Fake, &Identity);
+
 /// Two brokers, and what a fake one says to the first: each word must end its own link with the reason, and nothing else.
 #[tokio::test]
 async fn a_lie_ends_the_link_of_who_tells_it() {
@@ -78,7 +81,7 @@ async fn a_lie_ends_the_link_of_who_tells_it() {
     let before = until_agreed(&[&a, &b], 1).await;
     let others = Identity::derive("m", "b").unwrap();
     let life = |fake: &Fake| fake.local.life.lock().incarnation();
-    let lies: [(&str, fn(&Fake, &Identity), &str); 12] = [
+    let lies: [(&str, Lie, &str); 12] = [
         ("no claim", |fake, _| fake.bpdu(1, fake.tree(1)), "no claim to it"),
         (
             "another tree than claimed",
