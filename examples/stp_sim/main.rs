@@ -154,6 +154,11 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
             _ => return Err(format!("no option {option}")),
         }
     }
+    if let (Some(shape), Some((_, most))) = (options.shape, options.brokers)
+        && most > shape.brokers_max()
+    {
+        return Err(format!("--brokers {most}: {shape} is simulated up to {}", shape.brokers_max()));
+    }
     Ok(Some(options))
 }
 

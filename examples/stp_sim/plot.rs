@@ -52,7 +52,7 @@ pub fn write(options: &Options, file: &Path) -> Result<(), String> {
 }
 
 fn draw(options: &Options, runs: u64, panels: &[Vec<Curve>]) -> String {
-    let (width, height) = (3.0 * (PANEL.0 + MARGIN.0) + 24.0, HEAD + 2.0 * (PANEL.1 + 2.0 * MARGIN.1) + 8.0);
+    let (width, height) = (3.0 * (PANEL.0 + MARGIN.0) + 24.0, HEAD + 2.0 * (PANEL.1 + 2.0 * MARGIN.1) - 20.0);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
@@ -61,12 +61,12 @@ fn draw(options: &Options, runs: u64, panels: &[Vec<Curve>]) -> String {
     let hello = options.settings(0).hello.as_millis();
     let _ = writeln!(
         svg,
-        "<text x=\"{}\" y=\"20\" font-size=\"15\">Share of brokers in their final place, against time (simulated; {runs} seeds from {}; links of 1 ms, \
+        "<text x=\"{}\" y=\"20\" font-size=\"15\">Share of brokers that have changed their tree, parent or ports for the last time (simulated; {runs} seeds from {}; links of 1 ms, \
          hello time {hello} ms; {noticed})</text>",
         MARGIN.0, options.seed
     );
     for (index, (shape, count, colour)) in MESHES.into_iter().enumerate() {
-        let x = MARGIN.0 + 170.0 * index as f64;
+        let x = MARGIN.0 + 205.0 * index as f64;
         let _ = writeln!(
             svg,
             "<path d=\"M{x} 40h24\" stroke=\"{colour}\" stroke-width=\"2.5\"/><text x=\"{}\" y=\"44\">{shape}, {count} brokers</text>",

@@ -91,6 +91,10 @@ fn meshes_form_and_heal() {
                         && matches!(shape, Shape::Cycle | Shape::Full);
                     let noticed_after = if is_quiet_loss { 2 * settings.hello } else { Duration::ZERO };
                     assert!((noticed_after..=took).contains(&measured.healing), "{name}: {:?} of {took:?}", measured.healing);
+                    assert!(
+                        measured.settled.len() == count && measured.settled.last() >= Some(&took),
+                        "ports change with their brokers"
+                    );
                     let bound = MS * 20 * u32::try_from(count).expect("few") + detection + 4 * settings.epoch_interval;
                     assert!(took < bound, "{shape} of {count}, seed {seed}, {name}: {took:.1?}");
                 }
