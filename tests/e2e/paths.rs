@@ -9,6 +9,7 @@ use crate::broker::{Broker, Site, wait_for};
 use crate::client::{Client, Publish};
 use crate::mesh::{settle, start_all};
 use crate::relay::{BOTH, Relay, Way};
+use crate::wire::kind;
 
 /// Broker `b` dials `a` over a relay.
 struct Pair {
@@ -71,6 +72,22 @@ impl Flow {
         }
     }
 
+    /// Publishes without a wait for acknowledgements: much is on its way when `meanwhile` happens.
+    fn flood(&mut self, from: &Broker, count: usize, meanwhile: impl FnOnce()) {
+        let topic = format!("from/{}", from.name);
+        let mut meanwhile = Some(meanwhile);
+        for n in 0..count {
+            let payload = format!("{:0>width$}", self.said, width = self.bytes);
+            let id = self.publisher.next_id();
+            self.publisher.send(&Publish { topic: &topic, payload: &payload, qos: 1, id, ..Publish::default() }.encode(5));
+            self.said += 1;
+            if n == count / 2 {
+                meanwhile.take().into_iter().for_each(|meanwhile| meanwhile());
+            }
+        }
+        (0..count).for_each(|_| drop(self.publisher.expect(kind::PUBACK)));
+    }
+
     /// All that was said has come, once and in order, and nothing else.
     fn assert_heard(&mut self) {
         let payloads = self.subscriber.take_messages(self.said - self.heard);
@@ -126,12 +143,26 @@ fn a_path_that_carries_less_than_before_goes_on() {
     flow.assert_heard();
     wait_for("packets as large as the path carries", || (pair.relay.count(Way::Back).largest > 1_400).then_some(()));
     pair.relay.set(&BOTH, |conditions| conditions.size_max = 1_250);
-    let begin = Instant::now();
     flow.publish(&pair.a, 20);
     flow.assert_heard();
-    println!("messages go on after {:?}; links lost: {}", begin.elapsed(), pair.losses());
-    flow.publish(&pair.a, 200);
+    pair.settle();
+    println!("a path that narrows: links lost: {}", pair.losses());
+}
+
+#[test]
+fn a_path_that_narrows_under_load_goes_on() {
+    let pair = Pair::new(|relay| relay.set(&BOTH, |conditions| conditions.delay = Duration::from_millis(5)));
+    let mut flow = Flow::new(&pair.a, &pair.b, 4_000);
+    flow.flood(&pair.a, 500, || {});
     flow.assert_heard();
+    wait_for("packets as large as the path carries", || (pair.relay.count(Way::Back).largest > 1_400).then_some(()));
+    let mut begin = Instant::now();
+    flow.flood(&pair.a, 1_000, || {
+        pair.relay.set(&BOTH, |conditions| conditions.size_max = 1_250);
+        begin = Instant::now();
+    });
+    flow.assert_heard();
+    println!("a path that narrows under load: all is there after {:?}; links lost: {}", begin.elapsed(), pair.losses());
     pair.settle();
 }
 
