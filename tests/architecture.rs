@@ -88,6 +88,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
 const SHELL_ONLY: &[&str] = &[
     "tokio",
     "quinn",
+    "quinn_proto",
     "rustls",
     "rcgen",
     "clap",

@@ -165,6 +165,8 @@ pub struct Mesh {
     /// A link that is silent for this long says hello.
     #[serde(with = "units::duration")]
     pub hello_time: Duration,
+    /// How much a link puts on its way.
+    pub congestion: Congestion,
     /// Links that this broker keeps at once.
     #[serde(deserialize_with = "units::links")]
     pub max_links: usize,
@@ -199,6 +201,7 @@ impl Default for Mesh {
             capacity: None,
             costs: BTreeMap::new(),
             hello_time: Duration::from_millis(100),
+            congestion: Congestion::default(),
             max_links: limits::LINKS_MAX_DEFAULT,
             hop_max: limits::HOP_MAX,
             record_stp: None,
@@ -230,6 +233,17 @@ pub enum ReplicationMode {
     /// Every message goes to every broker.
     #[default]
     Full,
+}
+
+/// How much a link puts on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Congestion {
+    /// Until packets are lost (RFC 9438).
+    #[default]
+    Cubic,
+    /// As much as the path was found to carry in a round trip, whatever it loses (draft-cardwell-iccrg-bbr-congestion-control-00).
+    Bbr,
 }
 
 /// Bounds for every client.

@@ -3,7 +3,8 @@
 //! Any packet that its keys protect is a sign of life; what anybody can send is none. Each end says hello in a rhythm that it announced in
 //! the handshake; a hello echoes the number of the last one heard, so that a cut in one direction is noticed at both ends. A link is dead
 //! after the longest of three hellos, as many hellos as are lost together once in a million, and round trip + deviations + probe time-out.
-//! Of a link about which little is known yet, some loss is assumed.
+//! Of a link about which little is known yet, some loss is assumed. And where hellos come late, because they wait for their turn on a path
+//! that is full and loses packets, a link is given twice what they were late by of late.
 //!
 //! Silence is added up from tick to tick, and no tick adds more than it should have lasted: while our own thread does not run, nobody else
 //! is to blame.
@@ -24,6 +25,12 @@ const PACKETS_BEFORE: f64 = 4.0;
 const LOSS_MAX: f64 = 0.5;
 /// What a QUIC peer may hold an acknowledgement back for (RFC 9000 section 18.2, max_ack_delay).
 const ACK_DELAY: Duration = Duration::from_millis(25);
+/// A link may be silent for so many times what it was silent for before, and went on.
+const PATIENCE: u32 = 2;
+/// And no longer than this for that reason.
+const PATIENCE_MAX: Duration = Duration::from_secs(3);
+/// After this long half of it is forgotten.
+const FORGET_HALF: Duration = Duration::from_secs(30);
 /// The jitter of hellos is smoothed by this (RFC 3550 section 6.4.1).
 const JITTER_GAIN: u32 = 16;
 
@@ -79,6 +86,29 @@ impl Loss {
     }
 }
 
+/// Time without news.
+#[derive(Debug, Default)]
+struct Lapse {
+    present: Duration,
+    /// The longest after which there was news all the same, lately.
+    longest: Duration,
+}
+
+impl Lapse {
+    fn end(&mut self) {
+        self.longest = self.longest.max(std::mem::take(&mut self.present));
+    }
+
+    fn forget(&mut self, elapsed: Duration) {
+        let half_lives = elapsed.as_secs_f64() / FORGET_HALF.as_secs_f64();
+        self.longest = self.longest.mul_f64(0.5_f64.powf(half_lives));
+    }
+
+    fn patience(&self) -> Duration {
+        (self.longest * PATIENCE).min(PATIENCE_MAX)
+    }
+}
+
 /// One link's detector.
 #[derive(Debug)]
 pub struct Detection {
@@ -88,9 +118,9 @@ pub struct Detection {
     tick: Duration,
     last_tick: Instant,
     path: Path,
-    silence: Duration,
+    silence: Lapse,
     /// How long the echo has stood still.
-    deafness: Duration,
+    deafness: Lapse,
     heard: u64,
     heard_at: Instant,
     hellos: Hellos,
@@ -114,8 +144,8 @@ impl Detection {
             tick,
             last_tick: now,
             path: Path::default(),
-            silence: Duration::ZERO,
-            deafness: Duration::ZERO,
+            silence: Lapse::default(),
+            deafness: Lapse::default(),
             heard: 0,
             heard_at: now,
             hellos: Hellos::default(),
@@ -151,7 +181,7 @@ impl Detection {
         self.hellos.heard += 1;
         if echo > self.echoed && echo <= self.said {
             self.echoed = echo;
-            self.deafness = Duration::ZERO;
+            self.deafness.end();
         }
     }
 
@@ -162,21 +192,24 @@ impl Detection {
     pub fn tick(&mut self, now: Instant, path: Path) -> Result<(), Death> {
         let elapsed = now.saturating_duration_since(self.last_tick).min(self.tick * 3 / 2);
         self.last_tick = now;
+        self.silence.forget(elapsed);
+        self.deafness.forget(elapsed);
         if path.frames == self.path.frames {
-            self.silence += elapsed;
+            self.silence.present += elapsed;
         } else {
-            self.silence = Duration::ZERO;
+            self.silence.end();
         }
         if self.said > self.echoed {
-            self.deafness += elapsed;
+            self.deafness.present += elapsed;
         }
         self.sent(path);
         self.path = path;
-        if self.silence > self.timeout(self.peer_hello) {
-            Err(Death::Silent(self.silence))
-        } else if self.deafness > self.timeout(self.own_hello.max(self.peer_hello)) + self.peer_hello + path.rtt {
-            // An echo is as old as a round trip and waits for the peer's next hello.
-            Err(Death::Deaf(self.deafness))
+        // An echo is as old as a round trip and waits for the peer's next hello.
+        let echo = self.timeout(self.own_hello.max(self.peer_hello)).max(self.silence.patience()) + self.peer_hello + path.rtt;
+        if self.silence.present > self.detection_time() {
+            Err(Death::Silent(self.silence.present))
+        } else if self.deafness.present > echo.max(self.deafness.patience()) {
+            Err(Death::Deaf(self.deafness.present))
         } else {
             Ok(())
         }
@@ -210,7 +243,7 @@ impl Detection {
     /// How long the peer may be silent.
     #[must_use]
     pub fn detection_time(&self) -> Duration {
-        self.timeout(self.peer_hello)
+        self.timeout(self.peer_hello).max(self.silence.patience())
     }
 
     fn timeout(&self, rhythm: Duration) -> Duration {
@@ -319,6 +352,38 @@ mod tests {
     }
 
     #[test]
+    fn a_link_that_is_often_late_is_given_more_time_and_not_for_ever() {
+        let start = now();
+        let mut at = start;
+        let mut detection = detection(start);
+        let mut path = LAN;
+        let mut quiet_for = |detection: &mut Detection, ticks: u32| {
+            for _ in 0..ticks {
+                at += TICK;
+                detection.tick(at, path).unwrap();
+            }
+            path.frames += 1;
+            at += TICK;
+            detection.tick(at, path).unwrap();
+        };
+        // A hiccup within what a clean LAN allows.
+        quiet_for(&mut detection, 10);
+        assert!((480..=500).contains(&detection.detection_time().as_millis()), "{:?}", detection.detection_time());
+        quiet_for(&mut detection, 18);
+        assert!((880..=900).contains(&detection.detection_time().as_millis()), "{:?}", detection.detection_time());
+        for _ in 0..800 {
+            quiet_for(&mut detection, 2);
+        }
+        assert_eq!(detection.detection_time(), 3 * HELLO, "a minute later");
+        // However late it dares to be.
+        for _ in 0..20 {
+            let ticks = detection.detection_time().as_millis() / TICK.as_millis();
+            quiet_for(&mut detection, u32::try_from(ticks).unwrap() - 1);
+        }
+        assert!(detection.detection_time() <= PATIENCE_MAX);
+    }
+
+    #[test]
     fn little_knowledge_makes_it_patient_and_wears_off() {
         let start = now();
         let mut fresh = Detection::new(HELLO, HELLO, TICK, start);
@@ -363,6 +428,6 @@ mod tests {
         let start = now();
         let mut detection = detection(start);
         assert_eq!(detection.tick(start + Duration::from_secs(60), LAN), Ok(()));
-        assert_eq!(detection.silence, TICK * 3 / 2);
+        assert_eq!(detection.silence.present, TICK * 3 / 2);
     }
 }

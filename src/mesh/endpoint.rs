@@ -11,8 +11,10 @@ use std::time::Duration;
 use quinn::{AckFrequencyConfig, ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::congestion;
 use super::gate::Gate;
 use super::tls::{Credentials, SharedCredentials};
+use crate::config::Congestion;
 use crate::limits::{CREDIT_BYTES_MAX, HELLO_TIME_MAX, SEND_WINDOW_BYTES};
 
 /// The kernel's buffer each way: what a burst needs while our thread does not run (quinn#2262).
@@ -44,8 +46,8 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// The endpoint on `socket`; to be called inside the runtime that shall drive it. `lanes` are all lanes of a link, of both QoS classes.
-pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, lanes: usize) -> io::Result<Gate> {
-    let transport = Arc::new(transport(lanes));
+pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, lanes: usize, congestion: Congestion) -> io::Result<Gate> {
+    let transport = Arc::new(transport(lanes, congestion));
     let server = server_config(&credentials.load(), &transport);
     let endpoint = Endpoint::new(EndpointConfig::default(), Some(server), socket, Arc::new(quinn::TokioRuntime))?;
     Ok(Gate::new(endpoint, transport, Arc::clone(credentials)))
@@ -66,7 +68,7 @@ pub(super) fn client_config(credentials: &Credentials, transport: &Arc<Transport
     config
 }
 
-fn transport(lanes: usize) -> TransportConfig {
+fn transport(lanes: usize, congestion: Congestion) -> TransportConfig {
     let mut config = TransportConfig::default();
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
@@ -80,7 +82,8 @@ fn transport(lanes: usize) -> TransportConfig {
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_TIMEOUT.as_millis() as u32))))
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
         .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
-        .ack_frequency_config(Some(AckFrequencyConfig::default()));
+        .ack_frequency_config(Some(AckFrequencyConfig::default()))
+        .congestion_controller_factory(congestion::factory(congestion));
     config
 }
 

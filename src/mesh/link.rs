@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use quinn::{Connection, ConnectionStats, FrameStats, SendStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
-use tracing::{Instrument, info};
+use tracing::{Instrument, debug, info};
 
 use super::control::{ControlQueue, ControlReader};
 use super::credit::{Credit, Reports};
@@ -393,6 +393,8 @@ async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
     watch.received_bytes = received_bytes;
     if watch.cost.measure(path, watch.detection.hellos(), is_busy, now) {
         let measured = Measured { cost: watch.cost.cost(), rtt: watch.cost.rtt(), loss: watch.cost.loss() };
+        let Health { detection_time, hello_jitter, .. } = health;
+        debug!(?measured, jitter_us = hello_jitter.as_micros(), detection_ms = detection_time.as_millis(), "measured");
         link.tell(Event::Measured { port: link.id, measured }).await;
     }
     Ok(())

@@ -8,6 +8,7 @@
 //! | `discovery` | where other brokers may be, and whom to dial |
 //! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
+//! | `congestion` | QUIC's congestion controllers, with a floor |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `proof` | what brokers say of themselves, signed and checked |
 //! | `incarnation`, `capacity` | what this broker says of itself |
@@ -42,6 +43,7 @@ use crate::{clock, task};
 
 mod capacity;
 mod complaints;
+mod congestion;
 mod connect;
 mod control;
 mod counters;
@@ -309,7 +311,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
             Err(error) => return drop(ready.send(Err(MeshError::Thread(error)))),
         };
         let context = runtime.enter();
-        let gate = match endpoint::open(socket, &local.credentials, usize::from(replication.lanes())) {
+        let gate = match endpoint::open(socket, &local.credentials, usize::from(replication.lanes()), config.mesh.congestion) {
             Ok(gate) => gate,
             Err(source) => return drop(ready.send(Err(MeshError::Bind { address: listen, source }))),
         };

@@ -364,7 +364,7 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
 fn open_endpoint(credentials: &Credentials) -> Gate {
     let socket = endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let credentials = Arc::new(ArcSwap::from_pointee(credentials.clone()));
-    endpoint::open(socket, &credentials, usize::from(2 * LANES)).unwrap()
+    endpoint::open(socket, &credentials, usize::from(2 * LANES), config::Congestion::default()).unwrap()
 }
 
 /// One dials, the other accepts: what each says.

@@ -151,6 +151,11 @@ fn silences(log: &str) -> Vec<u64> {
     log.lines().filter(|line| line.contains("link down")).filter_map(after).collect()
 }
 
+/// What a log says of `name`.
+fn values(log: &str, name: &str) -> Vec<u64> {
+    log.split(name).skip(1).filter_map(|rest| rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()).collect()
+}
+
 fn spread(mut values: Vec<u64>) -> String {
     values.sort_unstable();
     match values[..] {
@@ -187,14 +192,17 @@ fn what_a_death_costs() {
 fn watch_bad_path(time: Duration, is_saturated: bool) -> String {
     let site = Site::new();
     ["a", "b"].iter().for_each(|name| site.certify("m", name, &[]));
-    let a = site.start("a", &site.configuration("a", &[]));
+    let talkative = |name: &str, peers: &[SocketAddr]| {
+        site.configuration(name, peers) + "[log]\nfilter = \"info,mqtt_st_quic::mesh::link=debug\"\n"
+    };
+    let a = site.start("a", &talkative("a", &[]));
     let relay = Relay::start(a.address_of("mesh"));
     relay.set(&BOTH, |conditions| {
         conditions.delay = Duration::from_millis(20);
         conditions.loss = 0.05;
         (conditions.rate, conditions.queue_bytes) = (Some(10_000_000 / 8), 128 * 1024);
     });
-    let b = site.start("b", &site.configuration("b", &[relay.address()]));
+    let b = site.start("b", &talkative("b", &[relay.address()]));
     let before = settle(&[&a, &b])["changes"].clone();
     let running = Arc::new(AtomicBool::new(true));
     let mut threads = Vec::new();
@@ -231,8 +239,10 @@ fn watch_bad_path(time: Duration, is_saturated: bool) -> String {
     let noticed = begin.elapsed();
     running.store(false, Ordering::Relaxed);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let [jitter_us, detection_ms] = ["jitter_us=", "detection_ms="]
+        .map(|name| spread([&a, &b].iter().flat_map(|broker| values(&broker.log(), name)).collect()));
     format!(
-        "{}: {bytes:?} bytes/s, links lost {false_alarms}, changes {before} before and {} after, a real cut noticed by both after {} ms",
+        "{}: hello jitter {jitter_us} us, detection time {detection_ms} ms, {bytes:?} bytes/s, links lost {false_alarms}, changes {before} before and {} after, a real cut noticed by both after {} ms",
         if is_saturated { "saturated" } else { "idle" },
         topology["changes"],
         noticed.as_millis()
