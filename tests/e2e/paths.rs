@@ -40,7 +40,7 @@ impl Pair {
 
     /// How often a link went down, at both ends together.
     fn losses(&self) -> usize {
-        [&self.a, &self.b].map(|broker| links_lost(broker)).iter().sum()
+        [&self.a, &self.b].map(links_lost).iter().sum()
     }
 }
 

@@ -86,6 +86,9 @@ struct Path {
     changed: Condvar,
 }
 
+/// When it goes out, its number, where, and what it is.
+type Waiting = (Instant, u64, Way, Vec<u8>);
+
 struct State {
     conditions: [Conditions; 2],
     counts: [Count; 2],
@@ -94,7 +97,7 @@ struct State {
     dialler: Option<SocketAddr>,
     /// As whom the dialler is seen by who is dialled.
     back: Arc<UdpSocket>,
-    waiting: BinaryHeap<Reverse<(Instant, u64, Way, Vec<u8>)>>,
+    waiting: BinaryHeap<Reverse<Waiting>>,
     admitted: u64,
     random: u64,
     is_over: bool,
