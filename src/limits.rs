@@ -71,6 +71,10 @@ pub const CONTROL_FRAME_BYTES_MAX: usize = 256 * 1024;
 pub const OPEN_COVERS_BYTES_MAX: usize = 64 * 1024;
 /// BPDUs that may go out of a port at once, and again in each second (802.1D-2004 17.13.12, Transmit Hold Count).
 pub const TX_HOLD_COUNT: u32 = 64;
+/// BPDUs that may come in at a port at once, and again in each second: what a neighbour held up for seconds may have saved up.
+pub const BPDUS_HEARD_MAX: u32 = 8 * TX_HOLD_COUNT;
+/// Epochs that a root opens at once because it hears of worse roots; then one an interval.
+pub const ROOT_ANSWERS_MAX: u32 = 16;
 /// The longest way through the mesh.
 pub const HOP_MAX: u8 = 255;
 /// Bytes on their way over one link's lanes, at least and at most (`mesh::credit`).
@@ -125,8 +129,8 @@ pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
 
 /// Highest tree epoch that a peer may name: so far from anything a mesh can reach that counting on from it never overflows.
 pub const EPOCH_MAX: u64 = u64::MAX / 2;
-/// So far beyond what a broker has heard an epoch may be: more than a mesh opens in a century, and a step to [`EPOCH_MAX`] that is too
-/// small to be made often enough.
+/// So far beyond what a broker has believed an epoch may be within an interval of `stp`: more than a mesh opens in a century, and a step
+/// that takes longer than that to [`EPOCH_MAX`].
 pub const EPOCH_STEP_MAX: u64 = 1 << 32;
 
 const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);

@@ -24,3 +24,10 @@ pub struct Bpdu {
     /// The sender, or somebody below it, knows a cheaper way that it may not take in this tree, and asks the root for the next epoch.
     pub request_epoch: bool,
 }
+
+impl Bpdu {
+    /// The highest epoch that it names.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch_held.unwrap_or(0).max(self.tree.epoch)
+    }
+}

@@ -192,12 +192,15 @@ impl ChangeCause {
 /// What a peer must not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PeerError {
-    /// Further ahead than a mesh comes while somebody is away; to follow could use the epochs up.
+    /// Beyond what any mesh comes to; to follow would use the epochs up.
     #[error("epoch {epoch} is out of range")]
     EpochOutOfRange {
         /// What the peer said.
         epoch: u64,
     },
+    /// More than any honest broker says, whatever happens around it.
+    #[error("more BPDUs than a neighbour has to say")]
+    TooManyBpdus,
     /// Only a root is its own root, and only it is at no distance and no hops from it; elsewhere each link adds to both.
     #[error("broker {root} as the root at distance {distance:?} and {hops} hops cannot be")]
     Contradiction {

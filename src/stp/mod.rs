@@ -11,6 +11,7 @@
 //! | `selection` | the tree, the way to its root, who may be a parent | 17.28 Port Role Selection |
 //! | `agreement` | lanes of a port: OPEN, its answer, CLOSE | 17.29 Port Role Transitions, 17.30 Port State Transition |
 //! | `epoch` | when a new epoch is asked for, opened, and followed | none |
+//! | `hold` | how fast things may be said, heard and done | 17.13.12 Transmit Hold Count |
 //! | `record` | no machine: inputs as lines of text, to be replayed | none |
 //!
 //! # Invariants
@@ -36,10 +37,11 @@
 //!
 //! # Bad peers
 //! What is said of a link ends that link at most. A word that cannot be true of anybody (an end that is no root at distance 0, more hops than
-//! cost, an agreement that we never asked for, an epoch further ahead than any mesh comes) is refused, and its sender is not heard until
-//! the link is new. A word that changes without end is passed on no faster than [`limits::TX_HOLD_COUNT`]. Whoever is admitted can still lead
-//! others: claim to be near the root, or take the epochs ahead by [`limits::EPOCH_STEP_MAX`] a link, which may cost honest links beside it
-//! one refusal each; no cycle comes of either.
+//! cost, an agreement that we never asked for, an epoch beyond [`limits::EPOCH_MAX`], more words than anybody has) is refused, and its sender is
+//! not heard until the link is new. A word that changes without end is passed on no faster than [`limits::TX_HOLD_COUNT`]; for a worse root
+//! a new epoch is opened [`limits::ROOT_ANSWERS_MAX`] times at once and then once an interval. An epoch that is further ahead than
+//! [`limits::EPOCH_STEP_MAX`] an interval waits (`hold`), and costs nobody a link: honest brokers may have been led there. Whoever is admitted
+//! can still lead others, claim to be near the root, or keep them changing roots; no cycle comes of it.
 //!
 //! # Deviations
 //! - An epoch goes before the root's identifier (9.2.5): a broker with no feasible parent opens the next one with itself as root, and
@@ -54,6 +56,7 @@ mod agreement;
 mod bpdu;
 mod epoch;
 mod event;
+mod hold;
 mod port;
 pub mod record;
 mod selection;
@@ -71,6 +74,7 @@ pub use event::{ChangeCause, Input, Output, PeerError, Role, StpConfig};
 use crate::ids::{BrokerId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::limits;
 use epoch::{EpochRequests, Patience};
+use hold::{EpochReach, Hold};
 use port::Port;
 use selection::{Decision, Place, Way};
 
@@ -79,11 +83,13 @@ use selection::{Decision, Place, Way};
 pub struct Stp {
     config: StpConfig,
     place: Place,
-    /// The highest epoch that was ever heard of or claimed.
+    /// The highest epoch that was ever believed or claimed.
     epoch_max: u64,
-    /// The highest epoch that a peer may name. One word cannot use the epochs up for everybody; whoever has missed many of them comes
-    /// to them by being told of them again.
-    epoch_reach: u64,
+    epoch_reach: EpochReach,
+    /// Epochs opened because a worse root was heard of.
+    answers: Hold,
+    /// A worse root waits until then.
+    answer_at: Option<Instant>,
     requests: EpochRequests,
     patience: Patience,
     /// Whether newer epochs with no better a root are left unfollowed at present.
@@ -105,7 +111,9 @@ impl Stp {
             config,
             place: Place::root(TreeId { epoch, root: config.claim }),
             epoch_max: epoch,
-            epoch_reach: epoch + limits::EPOCH_STEP_MAX,
+            epoch_reach: EpochReach::new(epoch, config.epoch_interval),
+            answers: Hold::new(limits::ROOT_ANSWERS_MAX, config.epoch_interval),
+            answer_at: None,
             requests: EpochRequests::new(config.epoch_interval),
             patience: Patience::new(config.epoch_interval),
             is_waiting: false,
@@ -118,6 +126,7 @@ impl Stp {
 
     /// Takes one input and appends to `out` what is to be done about it. `now` never goes back.
     pub fn handle(&mut self, input: Input, now: Instant, out: &mut Vec<Output>) {
+        self.extend_reach(now);
         match input {
             Input::LinkUp { port, cost, rtt } => self.link_up(port, cost, rtt, out),
             Input::LinkDown { port } => self.link_down(port, out),
@@ -151,7 +160,8 @@ impl Stp {
         let patience = self.patience.due().filter(|_| self.is_waiting);
         let repeat = self.root_port().and_then(|root| self.ports.get(&root)).and_then(|port| port.agreement.repeat_at());
         let held = self.ports.values().filter_map(Port::transmit_due).min();
-        [self.requests.due(), patience, repeat, held].into_iter().flatten().min()
+        let reach = self.epoch_reach.due().filter(|_| self.ports.values().any(|port| port.waiting().is_some()));
+        [self.requests.due(), patience, repeat, held, reach, self.answer_at].into_iter().flatten().min()
     }
 
     /// The tree this broker belongs to.
@@ -226,19 +236,39 @@ impl Stp {
             self.refuse(id, error, out);
             return;
         }
-        let epoch = bpdu.epoch_held.unwrap_or(0).max(bpdu.tree.epoch);
-        if self.heard_port(id).is_some() && epoch > self.epoch_reach {
-            self.epoch_reach = (self.epoch_reach + limits::EPOCH_STEP_MAX).min(limits::EPOCH_MAX);
+        let epoch = bpdu.epoch();
+        if epoch > limits::EPOCH_MAX {
             self.refuse(id, PeerError::EpochOutOfRange { epoch }, out);
             return;
         }
-        if !self.heard_port(id).is_some_and(|port| port.receive(bpdu)) {
+        let is_believed = self.epoch_reach.believes(epoch);
+        let Some(port) = self.heard_port(id) else { return };
+        if !port.may_receive(now) {
+            self.refuse(id, PeerError::TooManyBpdus, out);
+            return;
+        }
+        if !port.receive(bpdu, is_believed) || !is_believed {
             return;
         }
         self.epoch_max = self.epoch_max.max(epoch);
-        self.epoch_reach = self.epoch_reach.max(epoch + limits::EPOCH_STEP_MAX).min(limits::EPOCH_MAX);
         if bpdu.request_epoch && bpdu.tree == self.place.tree {
             self.requests.received(now);
+        }
+    }
+
+    /// Believes what waited, once the reach has come to it.
+    fn extend_reach(&mut self, now: Instant) {
+        let waits = self.ports.values().any(|port| port.waiting().is_some());
+        self.epoch_reach.advance(self.epoch_max, waits, now);
+        if !waits {
+            return;
+        }
+        for port in self.ports.values_mut() {
+            let epoch = port.waiting().map(Bpdu::epoch).filter(|&epoch| self.epoch_reach.believes(epoch));
+            if let Some(epoch) = epoch {
+                port.believe();
+                self.epoch_max = self.epoch_max.max(epoch);
+            }
         }
     }
 
@@ -292,11 +322,20 @@ impl Stp {
         let has_reason =
             self.offers().any(|offer| self.place.can_wait(&offer)) && self.place.is_intact(&self.config, self.offers());
         self.is_waiting = self.patience.waits(has_reason, now);
-        let offers = self.offers().filter(|offer| !(self.is_waiting && self.place.can_wait(offer)));
-        let decision = self.place.decide(&self.config, offers, self.epoch_held());
+        self.answer_at = self.answers_worse_roots_at(now);
+        let is_held = |offer: &selection::Offer| match self.answer_at {
+            Some(_) => self.place.is_worse_root(&self.config, offer),
+            None => self.is_waiting && self.place.can_wait(offer),
+        };
+        let offers = self.offers().filter(|offer| !is_held(offer));
+        let epoch_held = if self.answer_at.is_some() { None } else { self.epoch_held() };
+        let decision = self.place.decide(&self.config, offers, epoch_held);
         let cause = match decision {
             Decision::Stay => return,
             Decision::Claim(cause) => {
+                if cause == ChangeCause::WorseRoot {
+                    self.answers.count(now);
+                }
                 self.claim();
                 cause
             }
@@ -310,6 +349,17 @@ impl Stp {
             }
         };
         self.changed(before, cause, out);
+    }
+
+    /// When this broker, a root that has answered many worse ones lately, answers those that it hears of now; `None`: at once, or there are
+    /// none. It loses nothing by waiting.
+    fn answers_worse_roots_at(&self, now: Instant) -> Option<Instant> {
+        let free_at = self.answers.free_at(now);
+        let has_any = || {
+            self.offers().any(|offer| self.place.is_worse_root(&self.config, &offer))
+                || self.epoch_held() > Some(self.place.tree.epoch)
+        };
+        (self.is_root() && free_at > now && has_any()).then_some(free_at)
     }
 
     /// The highest epoch of a worse root that this broker and those below it leave unfollowed; the root is told and opens the next.

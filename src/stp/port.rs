@@ -8,39 +8,10 @@ use std::time::{Duration, Instant};
 use super::agreement::Agreement;
 use super::bpdu::Bpdu;
 use super::event::Role;
+use super::hold::Hold;
 use super::selection::{Offer, Place};
 use crate::ids::{BrokerId, PortId, TreeId};
 use crate::limits;
-
-/// How many BPDUs may go out of a port (802.1D-2004 17.19.44, txCount): [`limits::TX_HOLD_COUNT`] at once, and as many again in each second. An
-/// honest mesh comes nowhere near; a neighbour that changes its word without end makes us tell nobody faster than this.
-///
-/// Deviation: 802.1D holds after 6 and lets one a second follow, which would hold up a mesh that forms.
-#[derive(Clone, Copy, Debug, Default, Hash)]
-struct TransmitHold {
-    /// When all that was sent would have been, one BPDU at a time.
-    paid_at: Option<Instant>,
-    /// Something waits until then.
-    held_until: Option<Instant>,
-}
-
-impl TransmitHold {
-    const INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / limits::TX_HOLD_COUNT as u64);
-
-    /// Whether one may go now.
-    fn take(&mut self, now: Instant) -> bool {
-        let paid_at = self.paid_at.map_or(now, |paid_at| paid_at.max(now));
-        let ahead = paid_at - now;
-        let ahead_max = Self::INTERVAL * (limits::TX_HOLD_COUNT - 1);
-        if ahead > ahead_max {
-            self.held_until = Some(now + (ahead - ahead_max));
-            return false;
-        }
-        self.paid_at = Some(paid_at + Self::INTERVAL);
-        self.held_until = None;
-        true
-    }
-}
 
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Port {
@@ -48,8 +19,18 @@ pub(super) struct Port {
     pub(super) rtt: Duration,
     /// portPriority (802.1D-2004 17.19.21) and the number it came with.
     heard: Option<Bpdu>,
+    /// Came after it, and names an epoch that is not believed yet.
+    waiting: Option<Bpdu>,
     sent: Option<Bpdu>,
-    hold: TransmitHold,
+    /// [`limits::TX_HOLD_COUNT`]. An honest mesh comes nowhere near; a neighbour that changes its word without end makes us tell nobody
+    /// faster than this.
+    ///
+    /// Deviation: 802.1D holds after 6 and lets one a second follow, which would hold up a mesh that forms.
+    transmit_hold: Hold,
+    /// Something to tell waits until then.
+    held_until: Option<Instant>,
+    /// [`limits::BPDUS_HEARD_MAX`]: what no neighbour that keeps to its own hold comes to.
+    receive_hold: Hold,
     /// The peer said what no honest peer says; it is not heard any more.
     pub(super) is_refused: bool,
     pub(super) agreement: Agreement,
@@ -63,8 +44,11 @@ impl Port {
             cost,
             rtt,
             heard: None,
+            waiting: None,
             sent: None,
-            hold: TransmitHold::default(),
+            transmit_hold: Hold::per_second(limits::TX_HOLD_COUNT),
+            held_until: None,
+            receive_hold: Hold::per_second(limits::BPDUS_HEARD_MAX),
             is_refused: false,
             agreement: Agreement::default(),
             shown: None,
@@ -76,13 +60,33 @@ impl Port {
         self.rtt = rtt;
     }
 
-    /// Keeps the BPDU; false if it is older than what was heard already.
-    pub(super) fn receive(&mut self, bpdu: &Bpdu) -> bool {
-        let is_new = self.heard.is_none_or(|heard| bpdu.number > heard.number);
+    /// Counts a BPDU that comes in; false if no honest neighbour sends so many.
+    pub(super) fn may_receive(&mut self, now: Instant) -> bool {
+        let may = self.receive_hold.free_at(now) <= now;
+        if may {
+            self.receive_hold.count(now);
+        }
+        may
+    }
+
+    /// Keeps the BPDU, for later if it is not believed yet; false if it is older than what was heard already.
+    pub(super) fn receive(&mut self, bpdu: &Bpdu, is_believed: bool) -> bool {
+        let is_new = [self.heard, self.waiting].into_iter().flatten().all(|heard| bpdu.number > heard.number);
         if is_new {
-            self.heard = Some(*bpdu);
+            self.waiting = (!is_believed).then_some(*bpdu);
+            self.heard = if is_believed { Some(*bpdu) } else { self.heard };
         }
         is_new
+    }
+
+    /// What waits to be believed.
+    pub(super) fn waiting(&self) -> Option<&Bpdu> {
+        self.waiting.as_ref()
+    }
+
+    /// Now it is.
+    pub(super) fn believe(&mut self) {
+        self.heard = self.waiting.take().or(self.heard);
     }
 
     /// The BPDU to send now, if there is anything that the neighbour has not been told. What is held back is told later, as it is then.
@@ -95,19 +99,22 @@ impl Port {
         });
         if told {
             // What was held back is no longer so.
-            self.hold.held_until = None;
+            self.held_until = None;
             return None;
         }
-        if !self.hold.take(now) {
+        let free_at = self.transmit_hold.free_at(now);
+        self.held_until = (free_at > now).then_some(free_at);
+        if self.held_until.is_some() {
             return None;
         }
+        self.transmit_hold.count(now);
         self.sent = Some(bpdu);
         Some(bpdu)
     }
 
     /// When what is held back may be sent.
     pub(super) fn transmit_due(&self) -> Option<Instant> {
-        self.hold.held_until
+        self.held_until
     }
 
     /// The way to a root that the neighbour offers, if it has one and its cost can be counted.

@@ -106,9 +106,7 @@ impl Place {
             }
         }
         match best {
-            Some(offer) if offer.tree > self.tree && is_worse(&offer.tree.root, &config.claim) => {
-                Decision::Claim(ChangeCause::WorseRoot)
-            }
+            Some(offer) if self.is_worse_root(config, &offer) => Decision::Claim(ChangeCause::WorseRoot),
             Some(offer) if offer.tree > self.tree => Decision::Follow(offer, ChangeCause::BetterTree),
             Some(offer) if keeps_parent => Decision::Follow(offer, ChangeCause::CheaperWay),
             Some(offer) if self.way == Way::None => Decision::Follow(offer, ChangeCause::InReach),
@@ -144,6 +142,11 @@ impl Place {
     /// Whether the offer is of a newer epoch with no better a root: worth following only if the present way fails.
     pub(super) fn can_wait(&self, offer: &Offer) -> bool {
         offer.tree > self.tree && offer.tree.root <= self.tree.root
+    }
+
+    /// Whether the offer is of a newer epoch whose root is no better than this broker would be.
+    pub(super) fn is_worse_root(&self, config: &StpConfig, offer: &Offer) -> bool {
+        offer.tree > self.tree && is_worse(&offer.tree.root, &config.claim)
     }
 
     /// Whether the present way is intact: the parent still offers it.
