@@ -64,12 +64,6 @@ impl Bench {
         assert!(self.stp.poll_timeout().is_none_or(|at| at > self.now));
     }
 
-    /// The same port once more: only the machine is asked here, and it does not compare generations.
-    fn link_again(&mut self, peer: u64) {
-        self.input(Input::LinkDown { port: port(peer) });
-        self.link_up(port(peer));
-    }
-
     fn refusal(&self) -> Option<PeerError> {
         self.out.iter().find_map(|output| if let Output::Refuse { error, .. } = output { Some(*error) } else { None })
     }

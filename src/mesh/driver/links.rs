@@ -133,6 +133,9 @@ impl Driver {
         if self.links.is_empty() && self.settings.tree.claim.incarnation != incarnation && self.generation == 0 {
             self.settings.tree.claim = RootClaim { incarnation, ..self.settings.tree.claim };
             self.stp = Stp::new(self.settings.tree);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.begin(&self.settings.tree);
+            }
         }
     }
 

@@ -5,8 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
@@ -15,33 +14,51 @@ use crate::{limits, task};
 
 /// Lines that may wait for the disk.
 const LINES_MAX: usize = 16 * 1024;
+/// A broker that stops waits so long for the disk to take the last of them.
+const LAST_LINES: Duration = Duration::from_millis(200);
 
-/// A record that is being written. Dropped, it is complete.
+/// A record that is being written. Dropped, it is complete, unless the disk hangs.
 pub(in crate::mesh) struct Recorder {
     begun_at: Instant,
     bytes_left: usize,
+    /// The record's first line, until it is written.
+    head: Option<String>,
     /// `None`: it has ended.
     lines: Option<SyncSender<String>>,
-    writer: Option<JoinHandle<()>>,
+    /// Closed once the writer has ended.
+    ended: Receiver<()>,
 }
 
 impl Recorder {
-    /// Begins a new record in place of the one that `path` holds.
+    /// Makes way for a new record in place of the one that `path` holds; it begins with [`Self::begin`].
     pub(in crate::mesh) fn start(path: &Path, config: &StpConfig, now: Instant) -> io::Result<Self> {
         let file = File::create(path)?;
         let (lines, lines_out) = sync_channel(LINES_MAX);
-        let head = record::head(config);
-        let writer = task::thread("stp-record", move || {
-            if let Err(error) = write(file, &head, &lines_out) {
+        let (ending, ended) = sync_channel(1);
+        task::thread("stp-record", move || {
+            // Dropped last, whatever happens.
+            let _ending = ending;
+            if let Err(error) = write(file, &lines_out) {
                 warn!(%error, "--record-stp: the record ends here");
             }
         })?;
-        Ok(Self { begun_at: now, bytes_left: limits::RECORD_STP_BYTES_MAX, lines: Some(lines), writer: Some(writer) })
+        let head = Some(record::head(config));
+        Ok(Self { begun_at: now, bytes_left: limits::RECORD_STP_BYTES_MAX, head, lines: Some(lines), ended })
+    }
+
+    /// The tree begins as `config` says: nothing that came before counts. The first link settles the incarnation.
+    pub(super) fn begin(&mut self, config: &StpConfig) {
+        self.head = Some(record::head(config));
     }
 
     pub(super) fn record(&mut self, input: &Input, now: Instant) {
         let Some(lines) = &self.lines else { return };
-        let line = record::line(now.saturating_duration_since(self.begun_at), input);
+        if matches!(input, Input::Timeout) && self.head.is_some() {
+            // A broker that has had no link yet is alone, and may begin once more.
+            return;
+        }
+        let mut line = self.head.take().unwrap_or_default();
+        line.push_str(&record::line(now.saturating_duration_since(self.begun_at), input));
         if line.len() > self.bytes_left {
             warn!("--record-stp: the record is full and ends here");
             self.lines = None;
@@ -62,18 +79,19 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        self.lines = None;
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
+        let lines = self.lines.take();
+        if let (Some(lines), Some(head)) = (&lines, self.head.take()) {
+            let _ = lines.try_send(head);
         }
+        drop(lines);
+        // Ends with the writer, or with a disk that hangs.
+        let _ = self.ended.recv_timeout(LAST_LINES);
     }
 }
 
 /// Until there is no more to come. What is written is on its way to the disk whenever nothing waits.
-fn write(file: File, head: &str, lines: &Receiver<String>) -> io::Result<()> {
+fn write(file: File, lines: &Receiver<String>) -> io::Result<()> {
     let mut file = BufWriter::new(file);
-    file.write_all(head.as_bytes())?;
-    file.flush()?;
     while let Ok(line) = lines.recv() {
         file.write_all(line.as_bytes())?;
         while let Ok(line) = lines.try_recv() {
