@@ -137,8 +137,8 @@ async fn a_lie_ends_the_link_of_who_tells_it() {
         (
             "an epoch out of range",
             |fake, _| {
-                fake.claim(fake.tree(crate::limits::EPOCH_MAX));
-                fake.bpdu(1, fake.tree(crate::limits::EPOCH_MAX));
+                fake.claim(fake.tree(crate::limits::EPOCH_MAX + 1));
+                fake.bpdu(1, fake.tree(crate::limits::EPOCH_MAX + 1));
             },
             "out of range",
         ),
