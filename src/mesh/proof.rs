@@ -9,8 +9,8 @@
 //! What is signed begins with a text that names its kind, so that no signature passes for one of another kind, nor for one of a TLS
 //! handshake, which begins with 64 spaces (RFC 8446 section 4.4.3); then comes the mesh.
 //!
-//! A certificate is parsed and checked once, and again when credentials were reloaded or it expires; that memory is bounded, and begun anew
-//! when it is full.
+//! A certificate is parsed and checked once, and again when credentials were reloaded or it expires; one that is not admitted, every few
+//! seconds at most. Both memories are bounded, and begun anew when they are full.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use x509_parser::asn1_rs::Any;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::identity::{Identity, IdentityError};
+use super::pki::Validity;
 use super::tls::{Credentials, Objection, SharedCredentials, provider, validity};
 use crate::frame::{Reader, put_block, put_tree};
 use crate::ids::{BrokerId, TreeId};
@@ -33,6 +34,11 @@ use crate::shared::Signature;
 
 const CLAIM: &[u8] = b"mqtt-st-quic root claim v1\0";
 const RECORD: &[u8] = b"mqtt-st-quic broker record v1\0";
+
+/// For so long a certificate that is not admitted is not judged again: it may not be valid yet.
+const OBJECTION_LIFE: Duration = Duration::from_secs(5);
+/// So many of these are remembered.
+const OBJECTIONS_MAX: usize = 128;
 
 /// Why a word is not believed.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +130,15 @@ struct State {
     checked: HashMap<Bytes, Arc<Certificate>>,
     /// Of all chains in `checked`.
     bytes: usize,
+    refused: HashMap<Bytes, Refused>,
+}
+
+/// A chain that was not admitted.
+struct Refused {
+    certificate: Certificate,
+    objection: Objection,
+    /// Since the Unix epoch.
+    at: Duration,
 }
 
 /// What is needed of a chain.
@@ -132,8 +147,7 @@ struct Certificate {
     /// The key's kind and the key, as in SubjectPublicKeyInfo (RFC 5280 section 4.1.2.7).
     algorithm: Vec<u8>,
     key: Vec<u8>,
-    /// Since the Unix epoch.
-    expires: Duration,
+    validity: Validity,
 }
 
 impl std::fmt::Debug for Keyring {
@@ -162,14 +176,14 @@ impl Keyring {
         Ok(Signature { chain: state.chain.clone(), scheme: signer.scheme().into(), bytes })
     }
 
-    /// Checks that `signer`, a broker that is admitted at `now` since the Unix epoch, has signed this. Says when its certificate expires.
+    /// Checks that `signer`, a broker that is admitted at `now` since the Unix epoch, has signed this. Says when its certificate is valid.
     pub(super) fn check(
         &self,
         statement: Statement<'_>,
         signer: BrokerId,
         signature: &Signature,
         now: Duration,
-    ) -> Result<Duration, ProofError> {
+    ) -> Result<Validity, ProofError> {
         let mut state = self.state.lock();
         state.follow(&self.credentials);
         let mesh = state.credentials.identity().mesh.clone();
@@ -177,7 +191,7 @@ impl Keyring {
         drop(state);
         let algorithm = certificate.algorithm(signature.scheme).ok_or(ProofError::Scheme { signer, scheme: signature.scheme })?;
         let verified = algorithm.verify_signature(&certificate.key, &statement.message(&mesh), &signature.bytes);
-        verified.map(|()| certificate.expires).map_err(|_| ProofError::Signature(signer))
+        verified.map(|()| certificate.validity).map_err(|_| ProofError::Signature(signer))
     }
 
     /// The chain as bytes that are shared with whoever holds the same one, if it was found good before.
@@ -199,7 +213,7 @@ impl State {
         let key = provider().key_provider.load_private_key(credentials.key.clone_key()).ok();
         let mut chain = Vec::new();
         credentials.chain.iter().for_each(|certificate| put_block(&mut chain, certificate));
-        Self { credentials, key, chain: chain.into(), checked: HashMap::new(), bytes: 0 }
+        Self { credentials, key, chain: chain.into(), checked: HashMap::new(), bytes: 0, refused: HashMap::new() }
     }
 
     /// Begins anew where credentials were reloaded.
@@ -212,17 +226,28 @@ impl State {
 
     fn certificate(&mut self, signer: BrokerId, chain: &Bytes, now: Duration) -> Result<Arc<Certificate>, ProofError> {
         if let Some(known) = self.checked.get(chain) {
-            if now < known.expires {
+            if now < known.validity.not_after {
                 let known = Arc::clone(known);
                 return known.check_signer(signer, &self.credentials).map(|()| known);
             }
             self.checked.remove(chain);
             self.bytes -= chain.len();
         }
+        if let Some(refused) = self.refused.get(chain).filter(|refused| (refused.at..refused.at + OBJECTION_LIFE).contains(&now)) {
+            refused.certificate.check_signer(signer, &self.credentials)?;
+            return Err(ProofError::Untrusted { signer, objection: refused.objection.clone() });
+        }
         let ders = read_chain(chain)?;
-        let certificate = Arc::new(Certificate::read(&ders)?);
+        let certificate = Certificate::read(&ders)?;
         certificate.check_signer(signer, &self.credentials)?;
-        self.credentials.verify(&ders, now).map_err(|objection| ProofError::Untrusted { signer, objection })?;
+        if let Err(objection) = self.credentials.verify(&ders, now) {
+            if self.refused.len() >= OBJECTIONS_MAX {
+                self.refused.clear();
+            }
+            self.refused.insert(chain.clone(), Refused { certificate, objection: objection.clone(), at: now });
+            return Err(ProofError::Untrusted { signer, objection });
+        }
+        let certificate = Arc::new(certificate);
         if self.bytes + chain.len() > CERTIFICATES_CHECKED_BYTES_MAX {
             self.checked.clear();
             self.bytes = 0;
@@ -255,7 +280,7 @@ impl Certificate {
         let (_, outer) = Any::from_der(subject.raw).map_err(|_| ProofError::Certificate)?;
         let (_, algorithm) = Any::from_der(outer.data).map_err(|_| ProofError::Certificate)?;
         let (algorithm, key) = (algorithm.data.to_vec(), subject.subject_public_key.data.to_vec());
-        Ok(Self { identity, algorithm, key, expires: validity(ders).not_after })
+        Ok(Self { identity, algorithm, key, validity: validity(ders) })
     }
 
     fn check_signer(&self, signer: BrokerId, ours: &Credentials) -> Result<(), ProofError> {
@@ -328,7 +353,7 @@ mod tests {
         TreeId { epoch: 5, root }
     }
 
-    fn check(by: &Keyring, tree: &TreeId, signature: &Signature) -> Result<Duration, ProofError> {
+    fn check(by: &Keyring, tree: &TreeId, signature: &Signature) -> Result<Validity, ProofError> {
         by.check(Statement::Claim(tree), tree.root.id, signature, clock::unix_time())
     }
 
@@ -339,7 +364,7 @@ mod tests {
         let good = tree("a");
         let signature = a.sign(Statement::Claim(&good)).unwrap();
         for _ in 0..2 {
-            assert!(check(&b, &good, &signature).unwrap() > clock::unix_time(), "the second time out of memory");
+            assert!(check(&b, &good, &signature).unwrap().not_after > clock::unix_time(), "the second time out of memory");
         }
         let altered = [
             TreeId { epoch: 6, ..good },
@@ -434,6 +459,30 @@ mod tests {
         let own = b.sign(Statement::Claim(&tree("b"))).unwrap();
         assert!(b.chain() != before && own.chain == b.chain());
         assert!(check(&b, &tree("b"), &own).is_ok() && check(&a, &tree("b"), &own).is_err());
+    }
+
+    #[test]
+    fn who_is_not_admitted_is_judged_again_only_after_a_while() {
+        let ours = authority();
+        let b = keyring(&ours, "b");
+        let now = clock::unix_time();
+        let soon = Validity { not_before: now + OBJECTION_LIFE / 2, not_after: now + Duration::from_secs(86_400) };
+        let early = keyring_of(&ours, &ours.issue_broker("m", "a", &[], soon).unwrap()).0;
+        let signature = early.sign(Statement::Claim(&tree("a"))).unwrap();
+        let judge = |signer: &str, at| b.check(Statement::Claim(&tree(signer)), id(signer), &signature, at);
+        assert!(matches!(judge("a", now), Err(ProofError::Untrusted { .. })));
+        let remembered = now + OBJECTION_LIFE - Duration::from_secs(1);
+        assert!(matches!(judge("a", remembered), Err(ProofError::Untrusted { .. })), "it would be good now");
+        assert!(judge("c", remembered).is_err_and(|error| error.is_forged()), "a lie is one all the same");
+        assert!(judge("a", now + OBJECTION_LIFE).is_ok());
+
+        let strangers = authority();
+        for n in 0..=OBJECTIONS_MAX {
+            let name = format!("s{n}");
+            let signature = keyring(&strangers, &name).sign(Statement::Claim(&tree(&name))).unwrap();
+            assert!(check(&b, &tree(&name), &signature).is_err());
+            assert!(b.state.lock().refused.len() <= OBJECTIONS_MAX);
+        }
     }
 
     /// What authorities other than ours may use.

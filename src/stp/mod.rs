@@ -206,6 +206,12 @@ impl Stp {
         self.ports.get(&port).map_or(Role::Disabled, |found| self.role_of(port, found))
     }
 
+    /// The trees that the peer of a port was heard to speak of and that may still be followed: of its last word that is believed, and of one
+    /// that waits to be.
+    pub fn trees_heard(&self, port: PortId) -> impl Iterator<Item = TreeId> {
+        self.ports.get(&port).into_iter().flat_map(Port::trees)
+    }
+
     /// How often this broker's tree or parent has changed, and why the last time.
     #[must_use]
     pub fn changes(&self) -> (u64, ChangeCause) {

@@ -84,6 +84,11 @@ impl Port {
         self.waiting.as_ref()
     }
 
+    /// The trees of what is in force and of what waits.
+    pub(super) fn trees(&self) -> impl Iterator<Item = TreeId> {
+        [self.heard, self.waiting].into_iter().flatten().map(|bpdu| bpdu.tree)
+    }
+
     /// Now it is.
     pub(super) fn believe(&mut self) {
         self.heard = self.waiting.take().or(self.heard);

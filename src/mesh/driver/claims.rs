@@ -5,8 +5,8 @@
 //! the last BPDU that stands on it, and is looked at again every second: to the tree that is a slow link. Meanwhile what the peer
 //! said before stands, which is safe for the same reason as any late word is.
 //!
-//! A root whose certificate is renewed claims its present tree once more, and everybody passes the claim on that lasts longer, so that a
-//! broker that comes later is not shown an expired one.
+//! A root whose certificate is renewed claims its present tree once more, and everybody passes the claim with the newer certificate on, so
+//! that a broker that comes later is not shown one that is expired or revoked. A reload judges the claims that are held once more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use super::{Driver, Entry};
 use crate::clock;
 use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{PortId, TreeId};
+use crate::mesh::error::LinkError;
 use crate::mesh::link::OwnedSeal;
 use crate::mesh::proof::Statement;
 use crate::shared::{Signature, SignedRecord};
@@ -26,7 +27,8 @@ use crate::stp::{Bpdu, Input};
 /// Claims of one peer that are checked: at once, and one in each interval on the long run. A cold start of a thousand brokers brings tens.
 const CLAIMS_AT_ONCE: u32 = 256;
 const CLAIM_INTERVAL: Duration = Duration::from_millis(16);
-/// The same for records: a new neighbour tells of everybody at once.
+/// The same for records, news or not, each counted by its size (`records::units`): a new neighbour tells of everybody at once. Of another
+/// broker nobody can make many that are news: who has signed them is held to a record a second.
 const RECORDS_AT_ONCE: u32 = 4_096;
 const RECORD_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -80,35 +82,35 @@ impl Driver {
         let (now, unix_time) = (clock::now(), clock::unix_time());
         let Some(entry) = self.links.get_mut(&port.peer).filter(|entry| entry.link.id == port) else { return };
         let Some((tree, signature)) = entry.words.waiting().map(|(tree, signature)| (tree, signature.clone())) else { return };
-        let may_check = entry.words.claims.take(now);
-        let known = self.known_claim(tree);
-        if let Some(known) = &known
-            && (known.signature.chain == signature.chain || !may_check)
-        {
-            return self.proven(port, Arc::clone(known));
-        }
-        if !may_check {
+        // What is known counts too: it is looked for among all links.
+        if !entry.words.claims.take(now) {
             if is_news {
                 self.book.refusals.claims_throttled.add(1);
                 self.complain(port, "claims wait", &"they come faster than they are checked");
             }
             return;
         }
+        let known = self.known_claim(tree);
+        if let Some(known) = known.as_ref().filter(|known| known.signature == signature) {
+            return self.proven(port, Arc::clone(known));
+        }
         let checked = self.settings.local.keyring.check(Statement::Claim(&tree), tree.root.id, &signature, unix_time);
-        let lasts_longer = |expires: &Duration| known.as_ref().is_none_or(|known| known.expires < *expires);
         match checked {
             Err(error) if error.is_forged() => {
                 self.book.refusals.claims_forged.add(1);
                 self.on_link(port, |link| link.fail(error.into()));
                 return;
             }
-            Ok(expires) if lasts_longer(&expires) => {
-                let claim = Arc::new(Claim { tree, signature, expires });
-                self.met_ourselves(tree);
-                if known.is_some() {
-                    self.renew_claim(port, &claim);
+            Ok(validity) => {
+                let claim = Claim { tree, signature, validity, is_admitted: true };
+                if known.as_ref().is_none_or(|known| claim.replaces(known, unix_time)) {
+                    let claim = Arc::new(claim);
+                    self.met_ourselves(tree);
+                    if known.is_some() {
+                        self.renew_claim(port, &claim);
+                    }
+                    return self.proven(port, claim);
                 }
-                return self.proven(port, claim);
             }
             Err(error) if known.is_none() => {
                 if is_news {
@@ -116,7 +118,7 @@ impl Driver {
                 }
                 self.complain(port, "a root's claim waits", &error);
             }
-            Ok(_) | Err(_) => {}
+            Err(_) => {}
         }
         // What another link has shown to be good, or this one before, is good.
         if let Some(known) = known {
@@ -137,7 +139,7 @@ impl Driver {
         self.tree_claim.iter().chain(heard).find(|claim| claim.tree == tree).cloned()
     }
 
-    /// The claim of a known tree has come with a certificate that lasts longer: it takes the other's place, and those who know the tree from
+    /// The claim of a known tree has come with a newer certificate: it takes the other's place, and those who know the tree from
     /// us are told.
     fn renew_claim(&mut self, from: PortId, claim: &Arc<Claim>) {
         self.links.values_mut().for_each(|entry| entry.words.renew(claim));
@@ -164,7 +166,9 @@ impl Driver {
     fn sign_claim(&self, tree: TreeId) -> Option<Arc<Claim>> {
         let local = &self.settings.local;
         match local.keyring.sign(Statement::Claim(&tree)) {
-            Ok(signature) => Some(Arc::new(Claim { tree, signature, expires: local.credentials.load().validity().not_after })),
+            Ok(signature) => {
+                Some(Arc::new(Claim { tree, signature, validity: local.credentials.load().validity(), is_admitted: true }))
+            }
             Err(error) => {
                 error!(%error, "this broker cannot claim to be a root");
                 None
@@ -175,7 +179,13 @@ impl Driver {
     /// Sends a BPDU, after the claim that it stands on.
     pub(super) fn send_bpdu(&mut self, port: PortId, bpdu: Bpdu) {
         self.hold_claim(bpdu.tree);
-        let Some(claim) = self.tree_claim.clone() else { return };
+        let Some(claim) = self.tree_claim.clone() else {
+            // The tree takes it for said. Who brought the tree brings its claim again, and then all are told.
+            if let Some(root_port) = self.stp.root_port() {
+                self.on_link(root_port, |link| link.fail(LinkError::Unexpected("a tree whose claim is not known any more")));
+            }
+            return;
+        };
         let Some(entry) = self.entry(port) else { return };
         if entry.words.told.as_ref().is_none_or(|told| told.tree != bpdu.tree) {
             entry.send_claim(&claim);
@@ -186,6 +196,7 @@ impl Driver {
     /// Credentials were read anew: what we have said is signed with them, and what waits may be acceptable now.
     pub(super) fn follow_credentials(&mut self) {
         self.changed();
+        self.judge_claims();
         let chain = self.settings.local.keyring.chain();
         let is_stale = |held: &Arc<Claim>| held.tree.root == self.settings.tree.claim && held.signature.chain != chain;
         if let Some(claim) = self.tree_claim.clone().filter(is_stale).and_then(|held| self.sign_claim(held.tree)) {
@@ -194,6 +205,21 @@ impl Driver {
             self.tree_claim = Some(claim);
         }
         self.prove_waiting();
+    }
+
+    /// Notes of the claims that are held whether their certificates admit now.
+    fn judge_claims(&mut self) {
+        let heard = self.links.values().flat_map(|entry| entry.words.proven());
+        let held: Vec<_> = self.tree_claim.iter().chain(heard).cloned().collect();
+        for claim in held {
+            let statement = Statement::Claim(&claim.tree);
+            let checked = self.settings.local.keyring.check(statement, claim.tree.root.id, &claim.signature, clock::unix_time());
+            let judged = Arc::new(Claim { is_admitted: checked.is_ok(), ..Claim::clone(&claim) });
+            self.links.values_mut().for_each(|entry| entry.words.renew(&judged));
+            if let Some(held) = self.tree_claim.as_mut().filter(|held| held.tree == judged.tree) {
+                *held = judged;
+            }
+        }
     }
 
     /// A root's claim that our own key has signed, in a later life than this one: we are cloned.

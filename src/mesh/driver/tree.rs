@@ -26,6 +26,12 @@ impl Driver {
             self.output(output, now);
         }
         self.outputs = outputs;
+        if let Input::Bpdu { port, .. } = input
+            && let Some(entry) = self.links.get_mut(&port.peer).filter(|entry| entry.link.id == port)
+        {
+            let trees: Vec<_> = self.stp.trees_heard(port).collect();
+            entry.words.keep(trees.into_iter());
+        }
         self.look(way_lost, now);
     }
 

@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use crate::ids::TreeId;
 use crate::limits::CERTIFICATE_SLOTS;
+use crate::mesh::pki::Validity;
 use crate::shared::Signature;
 use crate::stp::Bpdu;
 
@@ -19,8 +20,20 @@ use crate::stp::Bpdu;
 pub(super) struct Claim {
     pub(super) tree: TreeId,
     pub(super) signature: Signature,
-    /// When the certificate expires, since the Unix epoch.
-    pub(super) expires: Duration,
+    /// Of the certificate.
+    pub(super) validity: Validity,
+    /// The certificate admitted its broker when it was last judged. What is not admitted here any more stays in force until it is
+    /// replaced: what stands on it was proven, and others may still admit it.
+    pub(super) is_admitted: bool,
+}
+
+impl Claim {
+    /// Whether it takes the place of `held`, a claim of the same tree: the newer certificate does, whichever lasts longer, and any that
+    /// admits where the one that is held does not.
+    pub(super) fn replaces(&self, held: &Self, unix_time: Duration) -> bool {
+        let age = |claim: &Self| (claim.validity.not_before, claim.validity.not_after);
+        !held.is_admitted || held.validity.not_after <= unix_time || age(self) > age(held)
+    }
 }
 
 /// What no honest peer says.
@@ -52,9 +65,9 @@ pub(super) struct Words {
     /// Certificates that the peer has shown, by slot.
     seen: BTreeMap<u16, Bytes>,
     shown: Shown,
-    /// On which the last BPDU that went to the tree stands.
-    claim: Option<Arc<Claim>>,
-    /// The last one that was proven: that, or of a tree of which no BPDU has come yet.
+    /// On which the BPDUs stand that the tree was given and may still follow: the last ones (see [`Self::keep`]).
+    heard: Vec<Arc<Claim>>,
+    /// The last one that was proven: one of those, or of a tree of which no BPDU has come yet.
     proven: Option<Arc<Claim>>,
     /// The last one that came, while it is not proven.
     waiting: Option<Waiting>,
@@ -79,7 +92,7 @@ impl Words {
         Self {
             seen: BTreeMap::new(),
             shown: Shown::default(),
-            claim: None,
+            heard: Vec::new(),
             proven: None,
             waiting: None,
             told: None,
@@ -105,7 +118,7 @@ impl Words {
 
     /// The claims that were proven and still count.
     pub(super) fn proven(&self) -> impl Iterator<Item = &Arc<Claim>> {
-        self.claim.iter().chain(&self.proven)
+        self.heard.iter().chain(&self.proven)
     }
 
     /// The claim that waits to be proven.
@@ -132,15 +145,27 @@ impl Words {
     pub(super) fn prove(&mut self, claim: Arc<Claim>) -> Option<Bpdu> {
         let bpdu = self.waiting.take().and_then(|waiting| waiting.bpdu);
         if bpdu.is_some() {
-            self.claim = Some(Arc::clone(&claim));
+            self.stands_on(&claim);
         }
         self.proven = Some(claim);
         bpdu
     }
 
-    /// A claim of the same tree with a certificate that lasts longer takes the place of one that was proven.
+    /// The tree is given a BPDU that stands on this claim.
+    fn stands_on(&mut self, claim: &Arc<Claim>) {
+        if self.heard.iter().all(|held| held.tree != claim.tree) {
+            self.heard.push(Arc::clone(claim));
+        }
+    }
+
+    /// The tree has judged what it was given: of all other trees than these the peer's word counts no more.
+    pub(super) fn keep(&mut self, trees: impl Iterator<Item = TreeId> + Clone) {
+        self.heard.retain(|claim| trees.clone().any(|tree| tree == claim.tree));
+    }
+
+    /// Another claim of the same tree takes the place of one that was proven.
     pub(super) fn renew(&mut self, claim: &Arc<Claim>) {
-        let same = [&mut self.claim, &mut self.proven].into_iter().flatten().filter(|held| held.tree == claim.tree);
+        let same = self.heard.iter_mut().chain(&mut self.proven).filter(|held| held.tree == claim.tree);
         same.for_each(|held| *held = Arc::clone(claim));
     }
 
@@ -150,8 +175,8 @@ impl Words {
         if self.latest() > Some(tree) {
             return Err(WordError::Replay(tree));
         }
-        if let Some(proven) = self.proven.as_ref().filter(|claim| claim.tree == tree) {
-            self.claim = Some(Arc::clone(proven));
+        if let Some(proven) = self.proven.clone().filter(|claim| claim.tree == tree) {
+            self.stands_on(&proven);
             return Ok(Hearing::Proven);
         }
         let waiting = self.waiting.as_mut().filter(|waiting| waiting.tree == tree).ok_or(WordError::NoClaim(tree))?;
@@ -200,10 +225,15 @@ impl Budget {
 
     /// Takes one, if there is one.
     pub(super) fn take(&mut self, now: Instant) -> bool {
+        self.take_many(1, now)
+    }
+
+    /// Takes so many for something large, if there is at least one.
+    pub(super) fn take_many(&mut self, count: u32, now: Instant) -> bool {
         let in_step_at = self.in_step_at.max(now);
         let may = in_step_at.saturating_duration_since(now) <= self.ahead_max;
         if may {
-            self.in_step_at = in_step_at + self.interval;
+            self.in_step_at = in_step_at + self.interval * count;
         }
         may
     }
@@ -224,7 +254,12 @@ mod tests {
     }
 
     fn proven(epoch: u64) -> Arc<Claim> {
-        Arc::new(Claim { tree: tree(epoch), signature: signature(), expires: Duration::MAX })
+        claim(epoch, 0, 10)
+    }
+
+    fn claim(epoch: u64, from: u64, to: u64) -> Arc<Claim> {
+        let validity = Validity { not_before: Duration::from_secs(from), not_after: Duration::from_secs(to) };
+        Arc::new(Claim { tree: tree(epoch), signature: signature(), validity, is_admitted: true })
     }
 
     fn bpdu(number: u64, epoch: u64) -> Bpdu {
@@ -266,6 +301,35 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_that_may_still_be_followed_keeps_its_claim() {
+        let mut words = words();
+        let known = |words: &Words| words.proven().map(|claim| claim.tree.epoch).collect::<std::collections::BTreeSet<_>>();
+        for epoch in [2, 3, 4] {
+            words.claimed(tree(epoch), signature()).unwrap();
+            words.prove(proven(epoch));
+            assert_eq!(words.hear(bpdu(epoch, epoch)), Ok(Hearing::Proven));
+            // The tree believes the first; the others wait one after the other, or are none of its business.
+            words.keep([tree(2), tree(epoch)].into_iter());
+            assert_eq!(known(&words), [2, epoch].into());
+        }
+        words.claimed(tree(5), signature()).unwrap();
+        assert_eq!(words.hear(bpdu(5, 5)), Ok(Hearing::Waits));
+        words.prove(proven(5));
+        words.keep([tree(2)].into_iter());
+        assert_eq!(known(&words), [2, 5].into(), "not taken by the tree, and the last that was proven");
+    }
+
+    #[test]
+    fn the_newer_certificate_counts_and_not_the_one_that_lasts_longer() {
+        let (held, renewed, now) = (claim(1, 0, 10_000), claim(1, 100, 400), Duration::from_secs(200));
+        assert!(renewed.replaces(&held, now) && !held.replaces(&renewed, now));
+        assert!(claim(1, 0, 20_000).replaces(&held, now) && !claim(1, 0, 300).replaces(&held, now));
+        let refused = Claim { is_admitted: false, ..Claim::clone(&renewed) };
+        assert!(held.replaces(&refused, now), "of a certificate that is revoked");
+        assert!(held.replaces(&renewed, Duration::from_secs(400)), "of one that has expired");
+    }
+
+    #[test]
     fn a_certificate_is_shown_once_until_its_slot_is_used_again() {
         let mut words = words();
         let chain = |n: u32| Bytes::from(n.to_be_bytes().to_vec());
@@ -289,5 +353,7 @@ mod tests {
         let mut budget = Budget::new(3, Duration::from_secs(1), start);
         let mut take = |at: u64| (0..10).filter(|_| budget.take(start + Duration::from_secs(at))).count();
         assert_eq!([take(0), take(1), take(3), take(60)], [3, 1, 2, 3]);
+        let mut take_five = |at: u64| budget.take_many(5, start + Duration::from_secs(at));
+        assert_eq!([take_five(120), take_five(121), take_five(122), take_five(123)], [true, false, false, true]);
     }
 }
