@@ -21,4 +21,6 @@ pub struct Refusals {
     pub records_untrusted: Counter,
     /// Broker records that came faster than they are checked. They were dropped.
     pub records_throttled: Counter,
+    /// Broker records of a newer version that this one does not understand. They were dropped.
+    pub records_not_understood: Counter,
 }

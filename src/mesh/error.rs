@@ -123,6 +123,9 @@ pub enum LinkError {
     /// What no honest broker passes on.
     #[error("{0}")]
     Proof(#[from] ProofError),
+    /// It said lately what no honest broker says.
+    #[error("broker {0} said lately what no honest broker says: it is not heard for some seconds")]
+    Shunned(BrokerId),
     /// The peer lives no more, or does not hear us.
     #[error("dead: {0}")]
     Dead(#[from] Death),
@@ -154,6 +157,7 @@ impl LinkError {
             }
             Self::Tree(_) | Self::Word(_) => CloseCode::Tree,
             Self::Proof(_) => CloseCode::Forged,
+            Self::Shunned(_) => CloseCode::Shunned,
             Self::Dead(_) => CloseCode::Dead,
             Self::Stalled(_) | Self::Backlog(_) => CloseCode::Stalled,
         }
@@ -184,6 +188,7 @@ impl LinkError {
             Self::Tree(_) => "tree",
             Self::Word(_) => "word",
             Self::Proof(_) => "forged",
+            Self::Shunned(_) => "shunned",
             Self::Dead(Death::Silent(_)) => "silent",
             Self::Dead(Death::Deaf(_)) => "deaf",
             Self::Stalled(_) => "stalled",
@@ -198,6 +203,11 @@ impl LinkError {
             Self::Dead(Death::Silent(time) | Death::Deaf(time)) | Self::Stalled(time) => Some(*time),
             _ => None,
         }
+    }
+
+    /// Whether the peer said, or passed on, what no honest broker does.
+    pub(super) fn is_lie(&self) -> bool {
+        matches!(self, Self::Tree(_) | Self::Word(_) | Self::Proof(_))
     }
 
     /// Whether one of the ends had no place for the link.
@@ -255,6 +265,7 @@ pub(super) enum CloseCode {
     Stalled = 10,
     Certificate = 11,
     Forged = 12,
+    Shunned = 13,
 }
 
 impl CloseCode {

@@ -25,7 +25,7 @@ use super::tls::SharedCredentials;
 use crate::clock;
 use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN, Witness};
 use crate::ids::{BrokerId, Incarnation};
-use crate::shared::{BrokerRecord, Records, Signature, SignedRecord};
+use crate::shared::{RecordHead, Records, Signature, SignedRecord};
 
 /// Above every lane (quinn: higher goes first, lanes stay at 0).
 const CONTROL_PRIORITY: i32 = 1_000;
@@ -93,6 +93,9 @@ pub(super) async fn accept(local: &Arc<Local>, connection: Connection) -> Result
 async fn introduce(local: &Arc<Local>, connection: Connection, we_dialled: bool) -> Result<Candidate, LinkError> {
     let told = async {
         let certified = certified(&connection, &local.identity)?;
+        if local.roster.is_shunned(certified, clock::now()) {
+            return Err(LinkError::Shunned(certified));
+        }
         if we_dialled && certified != local.identity.id && local.roster.is_linked(certified) {
             return Err(LinkError::Linked(certified));
         }
@@ -263,7 +266,7 @@ async fn hear_known(local: &Arc<Local>, reader: &mut ControlReader) -> Result<In
 
 /// The later life of this broker that the witness proves, if it proves one: its own key has signed for it.
 fn later_life(local: &Local, witness: &Witness<'_>) -> Result<Option<Incarnation>, LinkError> {
-    let record = BrokerRecord::decode(witness.record)?;
+    let record = RecordHead::read(witness.record)?;
     if record.id != local.identity.id {
         return Err(LinkError::Unexpected("a word on another broker's lives"));
     }

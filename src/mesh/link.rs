@@ -31,7 +31,7 @@ use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::link::{Cost, Detection, Path};
 use crate::replication::Port;
-use crate::shared::{BrokerRecord, Signature};
+use crate::shared::Signature;
 use crate::stp::Bpdu;
 use crate::task;
 
@@ -54,7 +54,7 @@ pub(super) enum Event {
     OpenReceived { port: PortId, open: OpenMark },
     CloseReceived { port: PortId, number: OpenNumber },
     LanesClosed { port: PortId, number: OpenNumber },
-    Record { port: PortId, record: Box<BrokerRecord>, wire: Bytes, seal: OwnedSeal },
+    Record { port: PortId, wire: Bytes, seal: OwnedSeal },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
 }
@@ -337,8 +337,8 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                     link.tell(Event::Claim { port: link.id, tree, seal: OwnedSeal::new(&seal) }).await;
                 }
                 ControlFrame::Record { seal, record: bytes } => {
-                    let (record, wire) = (Box::new(BrokerRecord::decode(bytes)?), Bytes::copy_from_slice(bytes));
-                    link.tell(Event::Record { port: link.id, record, wire, seal: OwnedSeal::new(&seal) }).await;
+                    let wire = Bytes::copy_from_slice(bytes);
+                    link.tell(Event::Record { port: link.id, wire, seal: OwnedSeal::new(&seal) }).await;
                 }
                 ControlFrame::Unknown => {}
                 ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {

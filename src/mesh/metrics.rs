@@ -123,6 +123,7 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         records_forged,
         records_untrusted,
         records_throttled,
+        records_not_understood,
     } = refusals;
     let counts = [
         ("claim", "forged", claims_forged),
@@ -133,6 +134,7 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         ("record", "forged", records_forged),
         ("record", "untrusted", records_untrusted),
         ("record", "throttled", records_throttled),
+        ("record", "not_understood", records_not_understood),
     ];
     counts.into_iter().map(|(word, reason, count)| {
         let help = "Root claims, configuration messages and records of peers that were not taken as they came";

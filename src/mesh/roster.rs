@@ -1,11 +1,11 @@
-//! What dialling and handshakes need to know of other brokers: the latest life of each that we have met, with whom we are linked, and who
-//! is worth a link.
+//! What dialling and handshakes need to know of other brokers: the latest life of each that we have met, with whom we are linked, who is
+//! worth a link, and who lied lately.
 //! Written by the driver, read by tasks that dial and accept.
 //!
 //! Met is who has shown its certificate to us. Lives of which only records tell are in the records.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -16,10 +16,15 @@ use crate::ids::{BrokerId, Incarnation};
 use crate::limits::BROKERS_MAX;
 use crate::neighbours::{Neighbours, Settings, Verdict};
 
+/// Who said what no honest broker says has no link for so long: else it would be back at once, and links that come and go would fill the log.
+const SHUN: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
 pub(super) struct Roster {
     lives: Mutex<BTreeMap<BrokerId, Incarnation>>,
     linked: watch::Sender<BTreeSet<BrokerId>>,
+    /// Since when. By the certificates that were shown, so that nobody brings it upon another.
+    shunned: Mutex<BTreeMap<BrokerId, Instant>>,
     pub(super) neighbours: Mutex<Neighbours>,
 }
 
@@ -27,7 +32,8 @@ impl Roster {
     /// `chooses`: see [`Settings::chooses`].
     pub(super) fn new(own: BrokerId, links_max: usize, chooses: bool) -> Self {
         let neighbours = Neighbours::new(Settings { own, links_max, chooses, seed: rand::random() });
-        Self { lives: Mutex::default(), linked: watch::Sender::new(BTreeSet::new()), neighbours: Mutex::new(neighbours) }
+        let linked = watch::Sender::new(BTreeSet::new());
+        Self { lives: Mutex::default(), linked, shunned: Mutex::default(), neighbours: Mutex::new(neighbours) }
     }
 
     /// The latest life of `broker` that we have met; 0: none.
@@ -42,6 +48,20 @@ impl Roster {
             let life = lives.entry(broker).or_default();
             *life = incarnation.max(*life);
         }
+    }
+
+    /// The link with `broker` was closed for what it said. Remembers at most [`BROKERS_MAX`].
+    pub(super) fn shun(&self, broker: BrokerId, now: Instant) {
+        let mut shunned = self.shunned.lock();
+        shunned.retain(|_, since| now.saturating_duration_since(*since) < SHUN);
+        if shunned.len() < BROKERS_MAX {
+            shunned.insert(broker, now);
+        }
+    }
+
+    /// Whether that was a moment ago.
+    pub(super) fn is_shunned(&self, broker: BrokerId, now: Instant) -> bool {
+        self.shunned.lock().get(&broker).is_some_and(|since| now.saturating_duration_since(*since) < SHUN)
     }
 
     /// A link with `broker` came up or went down.
@@ -80,6 +100,18 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_lied_is_shunned_for_a_while_and_the_memory_is_bounded() {
+        let (roster, start) = (Roster::new(BrokerId(9), 8, true), clock::now());
+        roster.shun(BrokerId(1), start);
+        assert!(roster.is_shunned(BrokerId(1), start + SHUN / 2) && !roster.is_shunned(BrokerId(2), start));
+        assert!(!roster.is_shunned(BrokerId(1), start + SHUN));
+        (0..2 * BROKERS_MAX as u64).for_each(|id| roster.shun(BrokerId(id), start));
+        assert_eq!(roster.shunned.lock().len(), BROKERS_MAX);
+        roster.shun(BrokerId(7), start + SHUN);
+        assert_eq!(roster.shunned.lock().len(), 1);
+    }
 
     #[test]
     fn lives_only_grow() {

@@ -5,6 +5,6 @@ mod records;
 mod topology;
 
 pub use records::{
-    BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordError, Records, Signature, SignedRecord,
+    BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordError, RecordHead, Records, Signature, SignedRecord,
 };
 pub use topology::{Topology, TopologyBroker, TopologyLink};

@@ -2,7 +2,8 @@
 //!
 //! Only its broker writes a record. Of two with the same broker the one with the higher (incarnation, sequence) holds, so that the order
 //! in which they arrive does not matter. A record that is not renewed expires. On the wire it is JSON: fields that a newer version adds
-//! are skipped by an older one, and passed on as they came. Whoever merges a record has checked its broker's signature; here it is only
+//! are skipped by an older one, and passed on as they came; a record of which an older version understands no more than the head
+//! ([`RecordHead`], the same in all versions) is dropped by it, and is nobody's fault. Whoever merges a record has checked its broker's signature; here it is only
 //! kept, so that the record is passed on with it.
 
 use std::collections::BTreeMap;
@@ -56,6 +57,31 @@ pub struct BrokerRecord {
     pub links_max: u16,
 }
 
+/// Whose record one is and which: what every version reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct RecordHead {
+    /// Whose record it is.
+    pub id: BrokerId,
+    /// In which life it was written.
+    pub incarnation: Incarnation,
+    /// Counts the records of one incarnation.
+    pub sequence: u64,
+}
+
+impl RecordHead {
+    /// Reads it off a record's wire form; keeps nothing else of that, however long it is.
+    ///
+    /// # Errors
+    /// What is a record in no version.
+    pub fn read(wire: &[u8]) -> Result<Self, RecordError> {
+        Ok(serde_json::from_slice(wire)?)
+    }
+
+    fn version_key(&self) -> (Incarnation, u64) {
+        (self.incarnation, self.sequence)
+    }
+}
+
 /// The last change of a broker's tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastChange {
@@ -95,10 +121,11 @@ pub enum LinkRole {
     Root,
     /// Leads away from it.
     Designated,
-    /// Another way, not in use.
-    Alternate,
     /// Down.
     Disabled,
+    /// Another way, not in use; or what only a newer version knows.
+    #[serde(other)]
+    Alternate,
 }
 
 impl LinkRole {
@@ -120,10 +147,11 @@ impl LinkRole {
 pub enum LinkState {
     /// Messages flow.
     Forwarding,
-    /// Up and held in reserve.
-    Blocked,
     /// Lost.
     Down,
+    /// Up and held in reserve; or what only a newer version knows.
+    #[serde(other)]
+    Blocked,
 }
 
 impl LinkState {
@@ -195,8 +223,10 @@ impl BrokerRecord {
         Err(RecordError::Bounds { id: record.id, what })
     }
 
-    fn version_key(&self) -> (Incarnation, u64) {
-        (self.incarnation, self.sequence)
+    /// Whose it is and which.
+    #[must_use]
+    pub fn head(&self) -> RecordHead {
+        RecordHead { id: self.id, incarnation: self.incarnation, sequence: self.sequence }
     }
 }
 
@@ -269,12 +299,12 @@ impl Records {
 
     /// What [`merge`](Self::merge) would say of the record: what is no news need not be checked.
     #[must_use]
-    pub fn judge(&self, record: &BrokerRecord, signed: &SignedRecord, now: Instant) -> Merge {
+    pub fn judge(&self, record: RecordHead, signed: &SignedRecord, now: Instant) -> Merge {
         if record.id == self.own {
             return Merge::OfOurselves;
         }
         let present = self.records.get(&record.id);
-        if present.is_some_and(|held| held.record.version_key() >= record.version_key()) {
+        if present.is_some_and(|held| held.record.head().version_key() >= record.version_key()) {
             return Merge::Known;
         }
         if present.is_some_and(|held| held.in_step_at.saturating_duration_since(now) > RECORD_AHEAD_MAX) {
@@ -289,7 +319,7 @@ impl Records {
 
     /// Takes a record in, if it is news. Its signature has been checked; `signed` is the form in which it came.
     pub fn merge(&mut self, record: BrokerRecord, signed: SignedRecord, now: Instant) -> Merge {
-        let merge = self.judge(&record, &signed, now);
+        let merge = self.judge(record.head(), &signed, now);
         if merge == Merge::New {
             let present = self.records.get(&record.id);
             self.bytes = self.bytes - present.map_or(0, |held| held.signed.bytes()) + signed.bytes();
@@ -436,7 +466,7 @@ pub(super) mod tests {
         let text = String::from_utf8(good.encode().unwrap()).unwrap();
         let newer = text.replacen('{', "{\"of_a_newer_version\":[1],", 1);
         assert_eq!(BrokerRecord::decode(newer.as_bytes()).unwrap(), good);
-        assert!(BrokerRecord::decode(b"{}").is_err());
+        assert!(BrokerRecord::decode(b"{}").is_err() && RecordHead::read(b"{}").is_err());
 
         let link = LinkRecord {
             peer: BrokerId(9),
@@ -453,11 +483,21 @@ pub(super) mod tests {
         let mut wordy = good.clone();
         wordy.links = vec![LinkRecord { name: "x".repeat(limits::RECORD_TEXT_BYTES_MAX + 1), ..link.clone() }];
         let mut lossy = good.clone();
-        lossy.links = vec![LinkRecord { loss: 1.5, ..link }];
-        let mut everywhere = good;
+        lossy.links = vec![LinkRecord { loss: 1.5, ..link.clone() }];
+        let mut everywhere = good.clone();
         everywhere.addresses = vec![String::new(); limits::RECORD_ADDRESSES_MAX + 1];
         for bad in [crowded, wordy, lossy, everywhere] {
-            assert!(matches!(BrokerRecord::decode(&bad.encode().unwrap()), Err(RecordError::Bounds { .. })));
+            let wire = bad.encode().unwrap();
+            assert!(matches!(BrokerRecord::decode(&wire), Err(RecordError::Bounds { .. })));
+            assert_eq!(RecordHead::read(&wire).unwrap(), bad.head());
         }
+        let known = BrokerRecord { links: vec![link], ..record(2, 1) };
+        let text = String::from_utf8(known.encode().unwrap()).unwrap();
+        let newer = text.replacen("\"forwarding\"", "\"learning\"", 1).replacen("\"root\",\"state", "\"backup\",\"state", 1);
+        let read = BrokerRecord::decode(newer.as_bytes()).unwrap();
+        assert_eq!((read.links[0].role, read.links[0].state), (LinkRole::Alternate, LinkState::Blocked), "{newer}");
+        let unread = text.replacen("\"version\":", "\"version\":7,\"former\":", 1);
+        assert!(BrokerRecord::decode(unread.as_bytes()).is_err());
+        assert_eq!(RecordHead::read(unread.as_bytes()).unwrap(), known.head());
     }
 }

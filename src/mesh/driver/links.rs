@@ -153,6 +153,9 @@ impl Driver {
             self.links.insert(port.peer, entry);
             return;
         }
+        if error.is_lie() {
+            self.settings.local.roster.shun(port.peer, clock::now());
+        }
         let lived = clock::now().saturating_duration_since(entry.up_since);
         if error.is_ordinary() {
             info!(peer = %entry.link.peer.name, reason = %error, lived_ms = lived.as_millis(), "link down");

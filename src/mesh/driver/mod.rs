@@ -297,7 +297,7 @@ impl Driver {
             Event::OpenReceived { port, open } => self.tree(Input::OpenReceived { port, open }),
             Event::CloseReceived { port, number } => self.tree(Input::CloseReceived { port, number }),
             Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
-            Event::Record { port, record, wire, seal } => self.record(port, *record, wire, &seal),
+            Event::Record { port, wire, seal } => self.record(port, wire, &seal),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
         }

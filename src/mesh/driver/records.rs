@@ -11,34 +11,50 @@ use crate::ids::{BrokerId, PortId};
 use crate::limits::RECORD_LINKS_MAX;
 use crate::mesh::link::OwnedSeal;
 use crate::mesh::proof::Statement;
-use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, SignedRecord};
+use crate::shared::{BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordHead, SignedRecord};
 use crate::stp::{Role, Stp};
 
 impl Driver {
-    /// A peer passes a record on, or tells its own. It is believed, kept and passed on once its signature is checked; what is no news is not
-    /// looked at.
-    pub(super) fn record(&mut self, from: PortId, record: BrokerRecord, wire: Bytes, seal: &OwnedSeal) {
-        let (id, now) = (record.id, clock::now());
+    /// A peer passes a record on, or tells its own. It is believed, kept and passed on once its signature is checked; of what is no news only
+    /// the head is read. What is signed and not understood is of a newer version, and is dropped.
+    pub(super) fn record(&mut self, from: PortId, wire: Bytes, seal: &OwnedSeal) {
+        let now = clock::now();
         let Some(entry) = self.entry(from) else { return };
+        if !entry.words.records.take_many(units(&wire), now) {
+            self.book.refusals.records_throttled.add(1);
+            return self.complain(from, "records are dropped", &"they come faster than they are checked");
+        }
+        let head = match RecordHead::read(&wire) {
+            Ok(head) => head,
+            Err(error) => return entry.link.fail(error.into()),
+        };
+        let id = head.id;
         let signature = match entry.words.seen(seal.slot) {
             Ok(chain) => seal.signature(chain),
             Err(error) => return entry.link.fail(error.into()),
         };
         let signed = SignedRecord { wire, signature };
-        match self.book.records.read().judge(&record, &signed, now) {
+        match self.book.records.read().judge(head, &signed, now) {
             Merge::New => {}
-            Merge::OfOurselves if self.is_ahead_of_us(&record) => {}
+            Merge::OfOurselves if self.is_ahead_of_us(head) => {}
             Merge::OfOurselves | Merge::Known => return,
             Merge::Full => return debug!(%id, "no room for a broker's record"),
             Merge::TooOften => return debug!(%id, "a broker writes too many records"),
         }
-        if !self.is_proven(from, id, &signed, now) {
+        if !self.is_proven(from, id, &signed) {
             return;
         }
         if id == self.settings.local.identity.id {
-            self.fatal = self.settings.local.life.lock().met_later(record.incarnation);
+            self.fatal = self.settings.local.life.lock().met_later(head.incarnation);
             return;
         }
+        let record = match BrokerRecord::decode(&signed.wire) {
+            Ok(record) => record,
+            Err(error) => {
+                self.book.refusals.records_not_understood.add(1);
+                return self.complain(from, "a broker's record is dropped", &error);
+            }
+        };
         if self.book.records.write().merge(record, signed.clone(), now) == Merge::New {
             self.book.events.ring();
             let others = self.links.values_mut().filter(|entry| entry.link.id != from);
@@ -47,19 +63,13 @@ impl Driver {
     }
 
     /// Whether it tells of this broker what this broker has not said.
-    fn is_ahead_of_us(&self, record: &BrokerRecord) -> bool {
+    fn is_ahead_of_us(&self, record: RecordHead) -> bool {
         let own = self.book.own.read();
         let life = self.settings.local.life.lock().incarnation();
         (record.incarnation, record.sequence) > (life, own.sequence)
     }
 
-    fn is_proven(&mut self, from: PortId, id: BrokerId, signed: &SignedRecord, now: Instant) -> bool {
-        let Some(entry) = self.entry(from) else { return false };
-        if !entry.words.records.take(now) {
-            self.book.refusals.records_throttled.add(1);
-            self.complain(from, "records are dropped", &"they come faster than they are checked");
-            return false;
-        }
+    fn is_proven(&mut self, from: PortId, id: BrokerId, signed: &SignedRecord) -> bool {
         let keyring = &self.settings.local.keyring;
         match keyring.check(Statement::Record(&signed.wire), id, &signed.signature, clock::unix_time()) {
             Ok(_) => true,
@@ -110,6 +120,11 @@ impl Driver {
         let signature = signed.map_err(|error| warn!(%error, "this broker's record cannot be signed")).ok()?;
         Some(SignedRecord { wire: wire.into(), signature })
     }
+}
+
+/// What a record takes of what its peer may have checked: one, and one more for every 4 KiB.
+fn units(wire: &[u8]) -> u32 {
+    u32::try_from(wire.len() / 4_096).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 pub(super) fn change_now(cause: &str) -> LastChange {

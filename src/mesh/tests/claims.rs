@@ -11,13 +11,17 @@ struct Fake {
 
 impl Fake {
     async fn join(authority: &Authority, name: &str, broker: &Broker) -> Self {
+        Self::try_join(authority, name, broker).await.unwrap()
+    }
+
+    async fn try_join(authority: &Authority, name: &str, broker: &Broker) -> Result<Self, LinkError> {
         let (local, credentials) = local(authority, "m", name);
         let gate = open_endpoint(&credentials);
         let connection = gate.connect(broker.address()).unwrap().await.unwrap();
-        let side = Side::start(handshake::dial(&local, connection).await.unwrap(), &local);
+        let side = Side::start(handshake::dial(&local, connection).await?, &local);
         let fake = Self { side, local, _gate: gate };
         fake.say(&[ControlFrame::Certificate { slot: 0, chain: &fake.local.keyring.chain() }]);
-        fake
+        Ok(fake)
     }
 
     fn say(&self, frames: &[ControlFrame<'_>]) {
@@ -47,9 +51,12 @@ impl Fake {
     }
 
     fn record(&self, record: &BrokerRecord) {
-        let wire = record.encode().unwrap();
-        let signature = self.signed(Statement::Record(&wire));
-        self.say(&[ControlFrame::Record { seal: seal(0, &signature), record: &wire }]);
+        self.record_wire(&record.encode().unwrap());
+    }
+
+    fn record_wire(&self, wire: &[u8]) {
+        let signature = self.signed(Statement::Record(wire));
+        self.say(&[ControlFrame::Record { seal: seal(0, &signature), record: wire }]);
     }
 
     /// Why its link was closed.
@@ -175,11 +182,14 @@ async fn a_lie_ends_the_link_of_who_tells_it() {
             "signed by",
         ),
     ];
-    for (lie, tell, reason) in lies {
-        let mut fake = Fake::join(&authority, "f", &a).await;
+    for (number, (lie, tell, reason)) in lies.into_iter().enumerate() {
+        let name = format!("f{number}");
+        let mut fake = Fake::join(&authority, &name, &a).await;
         tell(&fake, &others);
         let said = fake.refused().await;
         assert!(said.contains("closed by the peer") && said.contains(reason), "{lie}: {said}");
+        let again = Fake::try_join(&authority, &name, &a).await.err().map(|error| error.to_string());
+        assert!(again.as_ref().is_some_and(|said| said.contains("lately")), "{lie}: {again:?}");
     }
     // Old words of a peer are no lies: they are ignored, and the link stays.
     let fake = Fake::join(&authority, "f", &a).await;
@@ -268,6 +278,115 @@ async fn a_root_that_renews_its_certificate_claims_its_tree_again() {
     a.handle.reload(credentials(2)).unwrap();
     let again = tokio::time::timeout(PATIENCE, shown(&mut events)).await.unwrap();
     assert_eq!(again, first, "the same tree, and a certificate that lasts longer");
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_counts_though_the_former_one_lasts_longer() {
+    let authority = authority();
+    let now = clock::unix_time();
+    let day = Duration::from_secs(86_400);
+    let credentials = |validity| {
+        let pair = authority.issue_broker("m", "a", &[], validity).unwrap();
+        Credentials::of_authority(&authority, &pair).unwrap()
+    };
+    let former = Validity { not_before: now - day, not_after: now + 8 * day };
+    let a = Plan { priority: 0, ..Plan::new(&authority, "a", &[]) }.start_with(credentials(former));
+    let b = Plan::new(&authority, "b", &[&a]).start();
+    until_agreed(&[&a, &b], 1).await;
+    let mut fake = Fake::join(&authority, "f", &b).await;
+    claim_shown(&mut fake).await;
+    a.handle.reload(credentials(Validity::days(1))).unwrap();
+    claim_shown(&mut fake).await;
+}
+
+/// The next claim that a fake broker is shown.
+async fn claim_shown(fake: &mut Fake) -> TreeId {
+    let shown = async {
+        loop {
+            if let link::Event::Claim { tree, .. } = fake.side.events.recv().await.unwrap() {
+                return tree;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, shown).await.expect("a claim is shown")
+}
+
+/// A relay passes a tree on whose root's certificate is then revoked where it is heard; the root's next certificate is an older one, so that
+/// nothing but the reload makes room for it.
+#[tokio::test]
+async fn a_reload_makes_room_for_the_claim_of_a_certificate_that_admits() {
+    let authority = authority();
+    let b = Plan::new(&authority, "b", &[]).start();
+    let relay = Fake::join(&authority, "f", &b).await;
+    let mut listener = Fake::join(&authority, "g", &b).await;
+    let now = clock::unix_time();
+    let day = Duration::from_secs(86_400);
+    let issue = |not_before| authority.issue_broker("m", "x", &[], Validity { not_before, not_after: now + day }).unwrap();
+    let (revoked, good) = (issue(now - Duration::from_secs(60)), issue(now - Duration::from_secs(3_600)));
+    let (id, incarnation) = (BrokerId::derive("m", "x"), crate::ids::Incarnation(1));
+    let tree = TreeId { epoch: 5, root: RootClaim { priority: 0, capacity: 9, id, incarnation } };
+    let claim = |pair: &pki::PemPair, slot| {
+        let credentials = Credentials::of_authority(&authority, pair).unwrap();
+        let signature = Keyring::new(Arc::new(arc_swap::ArcSwap::from_pointee(credentials))).sign(Statement::Claim(&tree)).unwrap();
+        let chain = ControlFrame::Certificate { slot, chain: &signature.chain };
+        relay.say(&[chain, ControlFrame::Claim { tree, seal: seal(slot, &signature) }]);
+    };
+    claim(&revoked, 1);
+    relay.bpdu(1, tree);
+    while claim_shown(&mut listener).await != tree {}
+
+    let dir = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = dir.path().join(file);
+        std::fs::write(&path, text).unwrap();
+        Some(path)
+    };
+    let own = authority.issue_broker("m", "b", &[], Validity::days(1)).unwrap();
+    let serial = authority.serial_of(&revoked.certificate).unwrap();
+    let mesh = config::Mesh {
+        cafile: write("ca.pem", authority.certificate()),
+        certfile: write("cert.pem", &own.certificate),
+        keyfile: write("cert.key", &own.key),
+        crlfile: write("ca.crl", &authority.revocation_list(None, &[serial], Validity::days(1)).unwrap()),
+        ..config::Mesh::default()
+    };
+    b.handle.reload(Credentials::load(&mesh).unwrap()).unwrap();
+    // Again and again: when the reload is done is not seen from here.
+    let again = async {
+        loop {
+            claim(&good, 2);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        shown = claim_shown(&mut listener) => assert_eq!(shown, tree),
+        () = again => {}
+    }
+    assert_eq!(b.handle.links().len(), 2);
+}
+
+#[tokio::test]
+async fn old_records_count_and_a_record_of_a_newer_version_costs_no_link() {
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    let fake = Fake::join(&authority, "f", &a).await;
+    let life = fake.local.life.lock().incarnation();
+    let record = |sequence| BrokerRecord { sequence, ..record_of(&fake.local.identity, life) };
+    let sequence = || a.handle.book.records.read().of(fake.local.identity.id).map(|(record, _)| record.sequence);
+    let newer = String::from_utf8(record(2).encode().unwrap()).unwrap().replacen("\"links\":[", "\"links\":[7", 1);
+    fake.record_wire(newer.as_bytes());
+    fake.record(&record(1));
+    until("the record that is understood", || (sequence() == Some(1)).then_some(())).await;
+    let refusals = a.handle.refusals();
+    assert_eq!((refusals.records_not_understood.value(), a.handle.links().len()), (1, 1));
+    // The same word without end.
+    let wire = record(1).encode().unwrap();
+    let signature = fake.signed(Statement::Record(&wire));
+    for _ in 0..20_000 {
+        fake.say(&[ControlFrame::Record { seal: seal(0, &signature), record: &wire }]);
+    }
+    until("old records are counted", || (refusals.records_throttled.value() > 0).then_some(())).await;
+    assert_eq!(a.handle.links().len(), 1);
 }
 
 #[tokio::test]
