@@ -56,13 +56,12 @@ pub(super) struct Blocks<'a> {
 const UNREACHED: usize = usize::MAX;
 
 impl Map {
-    /// Draws the map. A link is there if both ends say so, or the one whose word is known.
+    /// Draws the map: of those whose words are known, and of the links that both ends tell of. That somebody claims a link with one who does not
+    /// speak, who may not even exist, leads nowhere.
     #[must_use]
     pub fn draw(words: &[Word]) -> Self {
         let told: BTreeMap<BrokerId, &Word> = words.iter().map(|word| (word.id, word)).collect();
-        let mut ids: Vec<_> = words.iter().flat_map(|word| word.links.iter().map(|(peer, _)| *peer).chain([word.id])).collect();
-        ids.sort_unstable();
-        ids.dedup();
+        let ids: Vec<_> = told.keys().copied().collect();
         let mut nodes: Vec<Node> = ids.iter().map(|_| Node::default()).collect();
         for word in told.values() {
             let Ok(here) = ids.binary_search(&word.id) else { continue };
@@ -70,7 +69,7 @@ impl Map {
                 node.links_max = word.links_max;
             }
             for (peer, rtt) in &word.links {
-                let answered = told.get(peer).is_none_or(|other| other.links.iter().any(|(back, _)| *back == word.id));
+                let answered = told.get(peer).is_some_and(|other| other.links.iter().any(|(back, _)| *back == word.id));
                 let Ok(there) = ids.binary_search(peer) else { continue };
                 if !answered || there == here {
                     continue;
@@ -335,11 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn a_link_needs_both_words_unless_one_is_unknown() {
+    fn a_link_needs_both_words() {
         let word = |n, peers: &[u64]| Word { id: id(n), links_max: 2, links: peers.iter().map(|peer| (id(*peer), RTT)).collect() };
         let map = Map::draw(&[word(1, &[2, 3, 1]), word(2, &[]), word(4, &[4])]);
-        assert_eq!(map.links(id(1)).collect::<Vec<_>>(), [(id(3), RTT)]);
-        assert_eq!((map.degree(id(3)), map.degree(id(2)), map.links_max(id(3))), (1, 0, 0));
+        assert_eq!(map.links(id(1)).count(), 0);
+        assert_eq!((map.degree(id(3)), map.degree(id(2)), map.links_max(id(3))), (0, 0, 0));
+        // Who is only claimed as a neighbour is not reached, unless the link is our own.
+        assert_eq!(map.blocks(id(2), &[id(1)]).of(id(3)), None);
+        assert!(map.blocks(id(2), &[id(1), id(3)]).of(id(3)).is_some());
     }
 
     #[test]

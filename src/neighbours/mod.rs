@@ -3,7 +3,7 @@
 //! Pure and under virtual time; it opens nothing and reads no clock. It knows the graph from broker records ([`Map`]), its own links as the
 //! driver tells them, and whom it could dial. It decides nothing of the tree.
 //!
-//! **The rule.** A mesh of no more than `max_links` others is fully linked. In a larger one up to half of a broker's links go to those who
+//! **The rule.** A mesh of no more than `max_links` others is fully linked; whoever was not heard of for the life of a record is not counted. In a larger one up to half of a broker's links go to those who
 //! stand beside it on *rings*, orders of all brokers by a hash of their ids: one ring holds everybody together, and twice, for two different
 //! ways lead along it; its links are as good as random, so that the mesh is shallow. The other half goes to the nearest by round trip. Both ends
 //! of a link find by the same rule what it is worth:
@@ -305,8 +305,9 @@ impl Neighbours {
         self.improved_at = Some(now);
     }
 
-    /// Whom to dial now, of those who are `dialable`. To be asked about once a second, and when something has changed.
-    pub fn choose(&mut self, dialable: &BTreeSet<BrokerId>, now: Instant) -> Vec<BrokerId> {
+    /// Whom to dial now, of those who are `dialable`. `gone` are those of them of whom nothing was heard for so long that they do not count as part
+    /// of the mesh. To be asked about once a second, and when something has changed.
+    pub fn choose(&mut self, dialable: &BTreeSet<BrokerId>, gone: &BTreeSet<BrokerId>, now: Instant) -> Vec<BrokerId> {
         let Settings { own, links_max, chooses, .. } = self.settings;
         let map = Arc::clone(&self.map);
         let links: Vec<_> = self.links.keys().copied().collect();
@@ -318,10 +319,8 @@ impl Neighbours {
             let told = self.told.iter().filter(|id| dialable.contains(*id)).filter(open);
             return told.filter(|id| room || !reached.contains(*id)).copied().collect();
         }
-        let others = reached.len() + dialable.iter().filter(|id| **id != own && !reached.contains(id)).count();
-        if others <= links_max {
-            return dialable.iter().filter(open).copied().collect();
-        }
+        let missed = dialable.iter().filter(|id| **id != own && !reached.contains(id) && !gone.contains(id)).count();
+        let is_small = reached.len() + missed <= links_max;
         let beside = self.beside(&blocks);
         let has_room = |id: &BrokerId| map.degree(*id) < map.links_max(*id);
         let ready = |longest: Duration| -> BTreeSet<BrokerId> {
@@ -330,7 +329,15 @@ impl Neighbours {
         let (missed, ready) = (ready(AVOID_MISSED_MAX), ready(AVOID_MAX * 2));
         let of = |ready| Candidates { map: &map, blocks: &blocks, beside: &beside, ready };
         let (missed, others) = (of(&missed), of(&ready));
+        let counted: Vec<_> =
+            dialable.iter().filter(open).filter(|id| reached.contains(id) || !gone.contains(id)).copied().collect();
         let mut dial = self.unreached(&missed, &reached);
+        if is_small {
+            dial.extend(counted);
+            dial.sort_unstable();
+            dial.dedup();
+            return dial;
+        }
         dial.extend(beside.iter().filter(|id| missed.ready.contains(id)));
         dial.extend(self.mending(&missed, now));
         dial.extend(self.told.iter().filter(|id| missed.ready.contains(id) && has_room(id)));

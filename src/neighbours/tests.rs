@@ -33,10 +33,27 @@ fn set(ids: impl IntoIterator<Item = u64>) -> BTreeSet<BrokerId> {
 fn a_small_mesh_is_fully_linked() {
     let start = now();
     let mut own = neighbours(3, true);
-    assert_eq!(own.choose(&set([1, 2, 3]), start), [id(1), id(2), id(3)]);
+    assert_eq!(own.choose(&set([1, 2, 3]), &set([]), start), [id(1), id(2), id(3)]);
     own.link_up(id(2), MS, start);
-    assert_eq!(own.choose(&set([0, 1, 2, 3]), start), [id(1), id(3)]);
+    assert_eq!(own.choose(&set([0, 1, 2, 3]), &set([]), start), [id(1), id(3)]);
     assert_eq!(own.judge(id(9), MS, start), Verdict::Admit);
+}
+
+#[test]
+fn who_is_gone_for_long_does_not_make_a_mesh_large() {
+    let start = now();
+    let mut own = neighbours(3, true);
+    own.link_up(id(1), MS, start);
+    let all = set(1..20);
+    assert_ne!(own.choose(&all, &set([]), start), [id(2), id(3)], "a large mesh has rings");
+    // All that are there are dialled; of the others one now and then, who may be the far side of a partition.
+    let mut tried = BTreeSet::new();
+    for _ in 0..200 {
+        let dialled = own.choose(&all, &set(4..20), start);
+        assert!(dialled.contains(&id(2)) && dialled.contains(&id(3)) && dialled.len() <= 5, "{dialled:?}");
+        tried.extend(dialled);
+    }
+    assert!(tried.len() > 5, "{tried:?}");
 }
 
 #[test]
@@ -45,7 +62,7 @@ fn who_does_not_choose_dials_whom_the_operator_named() {
     let mut own = neighbours(2, false);
     own.tell(set([1, 2, 3]), false);
     own.learn(map(2, &[(1, 2, 1), (2, 4, 1)]));
-    assert_eq!(own.choose(&set([1, 2, 4]), start), [id(1), id(2)]);
+    assert_eq!(own.choose(&set([1, 2, 4]), &set([]), start), [id(1), id(2)]);
     own.link_up(id(1), MS * 50, start);
     own.link_up(id(2), MS * 50, start);
     // Full: nobody is let in for being near, or for being named; only who is not reached.

@@ -206,8 +206,12 @@ impl NameServer {
         command.args(["--local-ttl=1", "--user=root", "--local=/mesh.test/"]);
         command.arg(format!("--listen-address={NAME_SERVER}")).arg(format!("--addn-hosts={hosts}"));
         command.args(services.iter().map(|service| format!("--srv-host={service}")));
-        let child = inside(&lan.switch(), &command).spawn().unwrap();
-        Self { child, hosts }
+        let log = site.file("dnsmasq.log");
+        command.arg(format!("--log-facility={log}"));
+        let server = Self { child: inside(&lan.switch(), &command).spawn().unwrap(), hosts };
+        // Until then a signal would end it.
+        wait_for("the name server", || fs::read_to_string(&log).unwrap_or_default().contains("started").then_some(()));
+        server
     }
 
     /// From now on `name` has these addresses.

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
 
 use super::gossip::{Gossip, learn};
-use super::targets::{Attempt, Targets};
+use super::targets::{Attempt, Known, Targets};
 use super::{ADDRESSES_MAX, Found, Place, Source, Surroundings, Target, Ways, fixed};
 use crate::clock;
 use crate::config::{Discovery, HostPort};
@@ -39,7 +39,7 @@ pub(super) struct Dialler {
 struct Done {
     target: Target,
     met: Option<BrokerId>,
-    /// There is a link now, or was one already.
+    /// There is a link now with whom it was about, or was one already.
     linked: bool,
 }
 
@@ -98,17 +98,20 @@ impl Dialler {
     fn look(&mut self) {
         let now = clock::now();
         self.look_at = now + LOOK_INTERVAL;
-        self.gossip.read(&self.around, now);
         if self.ways.has(Discovery::Gossip) {
+            self.gossip.read(&self.around, now);
             self.targets.hear(self.gossip.found(), now);
         }
-        self.targets.suppose(&self.gossip.residents(), now);
-        self.targets.note_links(&self.linked.borrow_and_update(), now);
-        let (dialable, named) = self.targets.known();
+        self.linked.mark_unchanged();
+        let links = self.around.book.links.load();
+        self.targets.note_links(&links.iter().map(|link| (link.peer.id, link.peer.address)).collect(), now);
+        let told = self.around.book.look(|_, others| others.iter().map(|record| record.id).collect());
+        self.targets.note_records(&told, now);
+        let Known { dialable, named, gone } = self.targets.known(now);
         let mut neighbours = self.around.connector.local.roster.neighbours.lock();
         learn(&self.around.book, &mut neighbours);
         neighbours.tell(named, self.ways.chooses());
-        self.wanted = neighbours.choose(&dialable, now).into_iter().collect();
+        self.wanted = neighbours.choose(&dialable, &gone, now).into_iter().collect();
     }
 
     fn dial(&mut self, now: Instant) {
@@ -125,9 +128,7 @@ impl Dialler {
 
     fn note(&mut self, Done { target, met, linked }: &Done) {
         let now = clock::now();
-        self.targets.attempted(target, *met, now);
-        let id = met.or(if let Target::Broker(id) = target { Some(*id) } else { None });
-        match id {
+        match self.targets.attempted(target, *met, now) {
             Some(id) if !linked => self.around.connector.local.roster.neighbours.lock().in_vain(id, now),
             _ => {}
         }
@@ -153,15 +154,21 @@ impl Surroundings {
             };
             for address in addresses.into_iter().filter(|address| self.can_dial(*address)) {
                 let (there, ended) = self.connector.dial(address, patience).await;
-                met = there.or(met);
+                met = if matches!(&target, Target::Broker(id) if met == Some(*id)) { met } else { there.or(met) };
                 match ended {
-                    Ok(()) | Err(LinkError::Linked(_)) => return Done { target, met, linked: true },
+                    Ok(()) | Err(LinkError::Linked(_)) if is_end(&target, there) => return Done { target, met, linked: true },
+                    Ok(()) | Err(LinkError::Linked(_)) => {}
                     Err(error) => self.connector.complain("no link", &place.to_string(), &address.to_string(), &error),
                 }
             }
         }
         Done { target, met, linked: false }
     }
+}
+
+/// Whether a link with `there` is what the attempt was for: at an address anybody is right, but where somebody was said to live another may.
+fn is_end(target: &Target, there: Option<BrokerId>) -> bool {
+    !matches!(target, Target::Broker(id) if there != Some(*id))
 }
 
 /// The addresses of a name, as the system knows them, without repetition.
@@ -175,4 +182,18 @@ async fn resolve(name: &HostPort) -> Result<Vec<SocketAddr>, String> {
         }
     }
     Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_was_looked_for_ends_an_attempt() {
+        let (own, other) = (Some(BrokerId(7)), Some(BrokerId(8)));
+        let by_id = Target::Broker(BrokerId(7));
+        assert!(is_end(&by_id, own) && !is_end(&by_id, other) && !is_end(&by_id, None));
+        let place = Target::At(Place::Address(([192, 0, 2, 1], 7883).into()));
+        assert!(is_end(&place, own) && is_end(&place, other));
+    }
 }

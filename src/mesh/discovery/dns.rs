@@ -1,13 +1,15 @@
 //! `dns`: a name of `mesh.peers` followed for ever: every address to which it resolves is a broker of its own. A name that begins with `_`
 //! has SRV records (RFC 2782): each names a host and a port; those of a better priority are tried first, and among these those of more
-//! weight.
+//! weight. Its hosts are looked up side by side: one that does not answer hides no other.
 //!
 //! An answer holds for as long as it says, within bounds. What an answer no longer names is not dialled any more; a link that is there
 //! stays. A name service that does not answer, or says that there is no such name, changes nothing. `/etc/resolv.conf` and `/etc/hosts`
 //! are read anew for each look-up.
 
 use std::cmp::Reverse;
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hickory_resolver::TokioResolver;
@@ -31,6 +33,10 @@ const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Hosts of one SRV name that are looked up.
 const HOSTS_MAX: usize = 64;
+/// Of these at once.
+const HOSTS_AT_ONCE: usize = 32;
+// Hosts that do not answer use up their own time, not that of the others.
+const _: () = assert!(LOOK_UP_TIMEOUT.as_secs() > QUESTION_TIMEOUT.as_secs() * (1 + HOSTS_MAX.div_ceil(HOSTS_AT_ONCE) as u64));
 
 /// Follows a name.
 pub(super) async fn follow(around: Surroundings, name: HostPort, found: mpsc::Sender<Found>) {
@@ -98,26 +104,99 @@ async fn look_up(around: &Surroundings, name: &HostPort) -> Result<Answer, LookU
         vec![name.clone()]
     };
     let is_srv = name.host.starts_with('_');
-    for HostPort { host, port } in hosts {
-        let answer = match ask(resolver.lookup_ip(host.as_str())).await {
-            Ok(answer) => answer,
+    let hosts_at = hosts.into_iter().map(|HostPort { host, port }| {
+        let resolver = resolver.clone();
+        async move {
+            let answer = ask(resolver.lookup_ip(host.as_str())).await.map_err(|error| (host, error))?;
+            Ok((answer.iter().map(|ip| SocketAddr::new(ip, port)).collect::<Vec<_>>(), answer.valid_until()))
+        }
+    });
+    let mut failed = None;
+    for answer in in_waves(hosts_at, |(addresses, _)| addresses.len()).await {
+        match answer {
+            Ok((found, until)) => {
+                valid_until = until.min(valid_until);
+                for address in found.into_iter().filter(|address| around.can_dial(*address)) {
+                    if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
+                        addresses.push(address);
+                    }
+                }
+            }
             // The other hosts are as good.
-            Err(error) if is_srv => {
-                around.connector.complain_text("cannot look up", &host, &error.to_string());
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        valid_until = answer.valid_until().min(valid_until);
-        for address in answer.iter().map(|ip| SocketAddr::new(ip, port)).filter(|address| around.can_dial(*address)) {
-            if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
-                addresses.push(address);
-            }
+            Err((host, error)) if is_srv => around.connector.complain_text("cannot look up", &host, &error.to_string()),
+            Err((_, error)) => failed = Some(error),
         }
     }
-    Ok(Answer { addresses, valid_until })
+    failed.map_or(Ok(Answer { addresses, valid_until }), Err)
+}
+
+/// The answers to all questions in their order, many asked at once, until there are as many addresses as are tried.
+async fn in_waves<T, E>(
+    questions: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
+    count: impl Fn(&T) -> usize,
+) -> Vec<Result<T, E>> {
+    let mut questions = questions.peekable();
+    let (mut answers, mut found) = (Vec::new(), 0);
+    while found < ADDRESSES_MAX && questions.peek().is_some() {
+        for answer in all(questions.by_ref().take(HOSTS_AT_ONCE)).await {
+            found += answer.as_ref().map_or(0, &count);
+            answers.push(answer);
+        }
+    }
+    answers
+}
+
+/// Waits for all, at the same time.
+async fn all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut waiting: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|context| {
+        let mut is_pending = false;
+        for (future, done) in waiting.iter_mut().filter(|(_, done)| done.is_none()) {
+            match future.as_mut().poll(context) {
+                Poll::Ready(value) => *done = Some(value),
+                Poll::Pending => is_pending = true,
+            }
+        }
+        if is_pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, done)| done).collect()
 }
 
 async fn ask<T>(question: impl Future<Output = Result<T, NetError>>) -> Result<T, LookUpError> {
     Ok(tokio::time::timeout(QUESTION_TIMEOUT, question).await.map_err(|_| LookUpError::Silent)??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wait<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_hides_no_other() {
+        // Each answers when all of its wave have been asked: one after another they never would.
+        let asked = tokio::sync::Barrier::new(HOSTS_AT_ONCE);
+        let answers = wait(async {
+            let hosts = (0..HOSTS_MAX).map(|number| {
+                let asked = &asked;
+                async move {
+                    asked.wait().await;
+                    if number < HOSTS_MAX - 1 { Err(number) } else { Ok(number) }
+                }
+            });
+            tokio::time::timeout(LOOK_UP_TIMEOUT, in_waves(hosts, |_| 1)).await
+        });
+        let expected: Vec<_> = (0..HOSTS_MAX - 1).map(Err).chain([Ok(HOSTS_MAX - 1)]).collect();
+        assert_eq!(answers, Ok(expected));
+    }
+
+    #[test]
+    fn nobody_is_asked_once_there_are_enough() {
+        let hosts = (0..HOSTS_MAX).map(|number| async move { Ok::<_, ()>(number) });
+        let answers = wait(in_waves(hosts, |_| ADDRESSES_MAX / HOSTS_AT_ONCE));
+        assert!(answers.into_iter().map(Result::unwrap).eq(0..HOSTS_AT_ONCE), "in their order");
+    }
 }
