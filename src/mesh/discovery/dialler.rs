@@ -153,7 +153,10 @@ impl Surroundings {
                 },
             };
             for address in addresses.into_iter().filter(|address| self.can_dial(*address)) {
-                let (there, ended) = self.connector.dial(address, patience).await;
+                let (there, ended) = match self.linked_at(address) {
+                    Some(id) => (Some(id), Err(LinkError::Linked(id))),
+                    None => self.connector.dial(address, patience).await,
+                };
                 met = if matches!(&target, Target::Broker(id) if met == Some(*id)) { met } else { there.or(met) };
                 match ended {
                     Ok(()) | Err(LinkError::Linked(_)) if is_end(&target, there) => return Done { target, met, linked: true },

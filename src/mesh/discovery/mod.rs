@@ -120,6 +120,17 @@ impl Surroundings {
         let is_one = !ip.is_unspecified() && !ip.is_multicast() && address.port() != 0;
         is_one && (self.listen.is_ipv6() || address.is_ipv4())
     }
+
+    /// With whom there is a link at that address.
+    fn linked_at(&self, address: SocketAddr) -> Option<BrokerId> {
+        let links = self.book.links.load();
+        links.iter().find(|link| canonical(link.peer.address) == canonical(address)).map(|link| link.peer.id)
+    }
+}
+
+/// IPv4 as such, whatever socket it was seen by.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// Finds and dials until it is dropped, as `ways` says at each time.

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::{Found, Place, Source, Target};
+use super::{Found, Place, Source, Target, canonical};
 use crate::ids::BrokerId;
 use crate::limits::{BROKERS_MAX, NEWCOMER_TIME};
 use crate::mesh::driver::RECORD_LIFE;
@@ -94,11 +94,6 @@ pub(super) struct Known {
     pub(super) named: BTreeSet<BrokerId>,
     /// Of these, who was neither met nor told of within the life of a record.
     pub(super) gone: BTreeSet<BrokerId>,
-}
-
-/// IPv4 as such, whatever socket it was seen by; an IPv6 flow is no matter.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// One attempt to be made.
