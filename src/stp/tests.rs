@@ -580,11 +580,16 @@ fn an_epoch_far_ahead_waits_and_costs_no_link() {
     // Broker 2 is led ahead, and we are not yet. It stays our parent, as it was when we believed it last.
     bench.hear(2, tree(1 + 3 * step, 2), 0);
     assert_eq!((bench.stp.tree(), bench.stp.root_port(), bench.refusal()), (tree(3, 2), Some(port(2)), None));
+    assert_eq!(bench.stp.trees_heard(port(2)).collect::<Vec<_>>(), [tree(3, 2), tree(1 + 3 * step, 2)]);
+    // What is not above the last is not heard.
+    bench.input(Input::Bpdu { port: port(2), bpdu: Bpdu { number: 1, tree: tree(9, 2), ..root_word(2) } });
+    assert_eq!(bench.stp.trees_heard(port(2)).count(), 2);
     while bench.stp.tree() == tree(3, 2) {
         bench.wait_until_timeout();
         assert_eq!(bench.refusal(), None);
     }
     assert_eq!((bench.stp.tree(), bench.stp.root_port()), (tree(1 + 3 * step, 2), Some(port(2))));
+    assert_eq!(bench.stp.trees_heard(port(2)).collect::<Vec<_>>(), [bench.stp.tree()]);
     assert_eq!(bench.now - begun_at, 2 * INTERVAL);
     // Within an interval nobody takes us further, whatever is said how often.
     for ahead in 1..200 {
