@@ -148,7 +148,12 @@ fn gather(residents: &[Resident], what: &str, began: Instant) {
     println!("{count} brokers in {count} namespaces, {what}: each linked with each after {:.1} s", began.elapsed().as_secs_f64());
 }
 
+/// `NO_NAMESPACES` is set by whoever runs the tests as root in a sandbox whose kernel gives none, which no package mends.
 fn may_make_namespaces() -> bool {
+    if std::env::var_os("NO_NAMESPACES").is_some() {
+        println!("skipped: needs network namespaces");
+        return false;
+    }
     let mut probe = Command::new("sh");
     probe.args(["-c", "test $(id -u) = 0 && ip netns add mq$$-probe && ip netns del mq$$-probe"]);
     is_there("root and iproute2", probe)
