@@ -4,7 +4,8 @@
 //! cargo test --release --test e2e healing:: -- --ignored --nocapture --test-threads 1
 //! ```
 //!
-//! `ROUNDS` says how often each death is died (default 5), `SECONDS` how long a bad path is watched (default 60).
+//! `ROUNDS` says how often each death is died (default 5), `SECONDS` how long a bad path is watched (default 60), `CONGESTION` with
+//! which `mesh.congestion` (default: the broker's).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -193,7 +194,8 @@ fn watch_bad_path(time: Duration, is_saturated: bool) -> String {
     let site = Site::new();
     ["a", "b"].iter().for_each(|name| site.certify("m", name, &[]));
     let talkative = |name: &str, peers: &[SocketAddr]| {
-        site.configuration(name, peers) + "[log]\nfilter = \"info,mqtt_st_quic::mesh::link=debug\"\n"
+        let congestion = std::env::var("CONGESTION").map_or_else(|_| String::new(), |name| format!("congestion = {name:?}\n"));
+        site.configuration(name, peers) + &congestion + "[log]\nfilter = \"info,mqtt_st_quic::mesh::link=debug\"\n"
     };
     let a = site.start("a", &talkative("a", &[]));
     let relay = Relay::start(a.address_of("mesh"));
