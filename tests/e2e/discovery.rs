@@ -36,7 +36,8 @@ impl Lan {
         let lan = Self { tag, hosts: Vec::new() };
         let switch = lan.switch();
         ip(&format!("netns add {switch}"));
-        ip(&format!("-n {switch} link add br0 type bridge"));
+        // An address of its own: otherwise it takes the lowest of its ports, changes it when one is plugged in, and who asked before is not heard.
+        ip(&format!("-n {switch} link add br0 address 02:00:0a:4d:00:fe type bridge"));
         ip(&format!("-n {switch} addr add {NAME_SERVER}/24 dev br0"));
         ip(&format!("-n {switch} link set br0 up"));
         ip(&format!("-n {switch} link set lo up"));

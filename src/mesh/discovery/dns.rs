@@ -28,13 +28,16 @@ const TTL_MAX: Duration = Duration::from_secs(30);
 const TTL_MAX_ALONE: Duration = Duration::from_secs(2);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(2);
-/// One question, all attempts together; and all questions about one name.
+/// One attempt at a question, which a lost datagram costs; how often it is repeated; all attempts together; all questions about one name.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1_500);
+const REPETITIONS: usize = 2;
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Hosts of one SRV name that are looked up.
 const HOSTS_MAX: usize = 64;
 /// Of these at once.
 const HOSTS_AT_ONCE: usize = 32;
+const _: () = assert!(QUESTION_TIMEOUT.as_millis() > ATTEMPT_TIMEOUT.as_millis() * (1 + REPETITIONS as u128));
 // Hosts that do not answer use up their own time, not that of the others.
 const _: () = assert!(LOOK_UP_TIMEOUT.as_secs() > QUESTION_TIMEOUT.as_secs() * (1 + HOSTS_MAX.div_ceil(HOSTS_AT_ONCE) as u64));
 
@@ -85,6 +88,8 @@ async fn look_up(around: &Surroundings, name: &HostPort) -> Result<Answer, LookU
     let mut builder = TokioResolver::builder_tokio()?;
     // What is cached here would be asked for again only when it is due.
     builder.options_mut().cache_size = 0;
+    builder.options_mut().timeout = ATTEMPT_TIMEOUT;
+    builder.options_mut().attempts = REPETITIONS;
     let resolver = builder.build()?;
     let (mut addresses, mut valid_until) = (Vec::new(), clock::now() + TTL_MAX);
     let hosts = if name.host.starts_with('_') {
