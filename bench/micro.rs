@@ -153,7 +153,14 @@ fn topics(criterion: &mut Criterion) {
 
 /// A router and `receivers` connected subscribers to [`TOPIC`].
 fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
-    let outbound = OutboundLimits { inflight_max: u16::MAX, queued_messages_max: usize::MAX, queued_bytes_max: usize::MAX };
+    let outbound = OutboundLimits {
+        inflight_max: u16::MAX,
+        inflight_bytes_max: usize::MAX,
+        queued_messages_max: usize::MAX,
+        queued_bytes_max: usize::MAX,
+        drop_oldest: false,
+        queue_qos0: false,
+    };
     let router = Router::new(RouterLimits { outbound }, Arc::new(Metrics::default()), clock::now());
     let mut batch = Batch::default();
     let connections = (0..receivers).map(|receiver| {

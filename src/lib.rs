@@ -10,6 +10,9 @@
 //! |---|---|---|
 //! | [`limits`] | every bound in one place | core |
 //! | [`ids`] | the identities that travel between brokers | core |
+//! | [`pace`] | how fast something may come: buckets of tokens | core |
+//! | [`pressure`] | how much of the memory is taken, and what follows from it | core |
+//! | [`log_rate`] | how often strangers may make us write to the log | core |
 //! | [`metrics`] | what is counted, as plain atomics | core |
 //! | [`config`] | typed configuration, defaults, errors with line and remedy | core |
 //! | [`codec`] | bytes to MQTT control packets and back | core |
@@ -23,6 +26,8 @@
 //! | [`frame`] | the mesh's wire format | core |
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
 //! | [`shared`] | what every broker knows of every other: broker records, the topology document | core |
+//! | `memory` | watches how much memory is taken | shell |
+//! | `resources` | what the system lets this process have: descriptors, memory | shell |
 //! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |
 //! | `listener` | accepts clients | shell |
 //! | `connection` | one client: one task, read and write | shell |
@@ -39,8 +44,11 @@ pub mod healing;
 pub mod ids;
 pub mod limits;
 pub mod link;
+pub mod log_rate;
 pub mod metrics;
 pub mod neighbours;
+pub mod pace;
+pub mod pressure;
 pub mod replication;
 pub mod router;
 pub mod session;
@@ -59,7 +67,11 @@ pub mod connection;
 #[cfg(feature = "net")]
 pub mod listener;
 #[cfg(feature = "net")]
+pub mod memory;
+#[cfg(feature = "net")]
 pub mod mesh;
+#[cfg(feature = "net")]
+pub mod resources;
 #[cfg(feature = "net")]
 pub mod server;
 #[cfg(feature = "net")]

@@ -36,6 +36,8 @@ pub const INFLIGHT_MESSAGES_DEFAULT: u16 = 1_000;
 pub const QUEUED_MESSAGES_DEFAULT: usize = 100_000;
 /// Default for `max_queued_bytes` of one session.
 pub const QUEUED_BYTES_DEFAULT: usize = 64 * 1024 * 1024;
+/// Default for `max_inflight_bytes`: what QoS 1 and 2 messages on their way to one client may take; one of any size always may go.
+pub const INFLIGHT_BYTES_DEFAULT: usize = 64 * 1024 * 1024;
 /// Receive Maximum that a broker tells its clients.
 pub const RECEIVE_MAXIMUM: u16 = 1_024;
 /// Bytes of its own that one outbox may hold before QoS 0 is dropped and QoS 1 and 2 stay in the session's queue.
@@ -43,6 +45,8 @@ pub const OUTBOX_COPIED_BYTES_MAX: usize = 1024 * 1024;
 /// The same with shared payloads, which other receivers hold as well: a healthy reader of large messages needs more than a slow reader
 /// of small ones may have.
 pub const OUTBOX_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// What one outbox may hold before QoS 0 is dropped, of either kind, while memory is tight: a healthy reader's batch, and no more.
+pub const OUTBOX_BYTES_MAX_TIGHT: usize = 64 * 1024;
 /// Answers that may wait for a client that sends but does not read; beyond that it is not read from.
 pub const UNREAD_ANSWERS_BYTES_MAX: usize = 256 * 1024;
 /// From this payload size on, receivers share one copy (measured: a copy is cheaper at 256 B, sharing at 1 KiB).
@@ -126,6 +130,30 @@ pub const PACKET_BYTES_MAX: u32 = MQTT_REMAINING_LENGTH_MAX + 5;
 pub const PACKET_BYTES_MAX_LEAST: u32 = 128;
 /// Default for `max_connections`: clients at once.
 pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
+/// Connections of which no whole CONNECT is there yet, over all listeners. While there are as many no more are accepted: they wait in the
+/// kernel, where they cost nothing.
+pub const HANDSHAKES_MAX: usize = 4_096;
+/// While half of [`HANDSHAKES_MAX`] are there, whoever has not said a whole CONNECT after this is closed, so that silent ones do not keep
+/// others out.
+pub const CONNECT_TIMEOUT_BUSY: Duration = Duration::from_secs(2);
+/// Descriptors that clients leave to links, files and everything else that is not a client.
+pub const DESCRIPTORS_RESERVED: usize = 64;
+
+/// What `memory_limit` is by default, of the least that the machine and the control groups allow, percent.
+pub const MEMORY_PERCENT_DEFAULT: u64 = 75;
+/// Least that `memory_limit` may be set to, bytes.
+pub const MEMORY_LIMIT_LEAST: usize = 64 * 1024 * 1024;
+/// From here on memory is tight, percent of `memory_limit`: publishers of QoS 1 and 2 whose messages have to wait are slowed, slow
+/// subscribers are sent less of QoS 0.
+pub const MEMORY_TIGHT_PERCENT: u32 = 80;
+/// From here on nothing more is queued or retained and no new session made, percent of `memory_limit`.
+pub const MEMORY_FULL_PERCENT: u32 = 95;
+/// How long a publisher waits after each batch of which a message had to wait, when memory is all but gone.
+pub const BRAKE_MAX: Duration = Duration::from_millis(500);
+/// What a CONNECT may make us hold while memory is tight.
+pub const CONNECT_BYTES_MAX_TIGHT: usize = 16 * 1024;
+/// What may be sent at once within a rate: as much as in this time.
+pub const RATE_BURST: Duration = Duration::from_secs(1);
 
 /// Highest tree epoch that a peer may name: so far from anything a mesh can reach that counting on from it never overflows.
 pub const EPOCH_MAX: u64 = u64::MAX / 2;
@@ -134,6 +162,13 @@ pub const EPOCH_MAX: u64 = u64::MAX / 2;
 pub const EPOCH_STEP_MAX: u64 = 1 << 32;
 
 const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);
+const _: () = assert!(MEMORY_TIGHT_PERCENT < MEMORY_FULL_PERCENT && MEMORY_FULL_PERCENT < 100 && MEMORY_PERCENT_DEFAULT < 100);
+const _: () = assert!(OUTBOX_BYTES_MAX_TIGHT < OUTBOX_COPIED_BYTES_MAX && OUTBOX_COPIED_BYTES_MAX < OUTBOX_BYTES_MAX);
+const _: () = assert!(OUTBOX_BYTES_MAX_TIGHT >= READ_BYTES, "what one read of a publisher brings reaches a healthy subscriber");
+const _: () = assert!(CONNECT_BYTES_MAX_TIGHT < CONNECT_BYTES_MAX as usize);
+const _: () = assert!(CONNECT_TIMEOUT_BUSY.as_secs() < CONNECT_TIMEOUT.as_secs());
+const _: () = assert!(BRAKE_MAX.as_secs() < CONNECT_TIMEOUT.as_secs());
+const _: () = assert!(HANDSHAKES_MAX < CONNECTIONS_DEFAULT);
 // Replication.
 
 /// Origin-lanes of one lane that are remembered.

@@ -149,6 +149,14 @@ pub struct Metrics {
     pub dropped_expired: Counter,
     /// Messages that could not be retained because the store is full.
     pub dropped_retained_full: Counter,
+    /// Messages refused because somebody would have had to be kept waiting without memory.
+    pub refused_memory: Counter,
+    /// Times that a client was not read from because of a rate.
+    pub pauses_rate: Counter,
+    /// The same because memory was tight.
+    pub pauses_memory: Counter,
+    /// Connections of which no whole CONNECT is there yet.
+    pub handshakes: Gauge,
     /// Sessions kept, connected or not.
     pub sessions: Gauge,
     /// Subscriptions of all sessions.
@@ -233,6 +241,14 @@ impl Metrics {
             dropped("too_large", &self.dropped_too_large),
             dropped("expired", &self.dropped_expired),
             counter("retained_refused", "Messages that could not be retained for want of room", &self.dropped_retained_full),
+            counter(
+                "messages_refused",
+                "Messages refused because they would have had to wait without memory",
+                &self.refused_memory,
+            ),
+            counter("pauses", "Times that a client was read from later", &self.pauses_rate).with("reason", "rate"),
+            counter("pauses", "Times that a client was read from later", &self.pauses_memory).with("reason", "memory"),
+            gauge("handshakes", "Connections of which no whole CONNECT is there yet", &self.handshakes),
             gauge("sessions", "Sessions kept, connected or not", &self.sessions),
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
             counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),

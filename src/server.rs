@@ -8,14 +8,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Config, Listener, Mesh};
-use crate::connection::Terms;
+use crate::config::{Config, Listener, Mesh, QueueDrop};
+use crate::connection::{Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, ListenError};
@@ -26,7 +27,7 @@ use crate::replication::{Counters, Deliver, MeshMessage, Replication, Replicatio
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::OutboundLimits;
 use crate::shared::Topology;
-use crate::{clock, sys, task};
+use crate::{clock, memory, resources, sys, task};
 
 /// Connections get this long to write what waits when the broker stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
@@ -88,6 +89,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
     timer: JoinHandle<()>,
+    memory: Option<JoinHandle<()>>,
     sys: Option<JoinHandle<()>>,
     _admin: admin::Handle,
 }
@@ -98,6 +100,8 @@ struct Parts {
     router: Arc<Router>,
     mesh: Option<MeshHandle>,
     listeners: usize,
+    /// Bytes; none where it is not known.
+    memory_limit: Option<u64>,
 }
 
 impl Server {
@@ -109,33 +113,41 @@ impl Server {
         let limits = RouterLimits {
             outbound: OutboundLimits {
                 inflight_max: config.limits.max_inflight_messages,
+                inflight_bytes_max: config.limits.max_inflight_bytes,
                 queued_messages_max: config.limits.max_queued_messages,
                 queued_bytes_max: config.limits.max_queued_bytes,
+                drop_oldest: config.limits.queue_drop == QueueDrop::Oldest,
+                queue_qos0: config.limits.queue_qos0_messages,
             },
         };
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), clock::now()));
         let bound: Vec<_> = config.listeners.iter().map(|one| listener::bind(one.bind)).collect::<Result<_, _>>()?;
         let mqtt = bound.iter().zip(&config.listeners).map(|(bound, one)| bound.local_addr().unwrap_or(one.bind)).collect();
         let mesh = config.mesh.as_ref().map(|mesh| start_mesh(config, mesh, credentials, &router)).transpose()?;
-        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, listeners: bound.len() });
+        let memory_limit = memory_limit(config);
+        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 
         let (stop, stopped) = watch::channel(false);
+        let clients = resources::clients_max();
         let listeners = bound
             .into_iter()
             .zip(&config.listeners)
             .map(|(bound, one)| {
-                let connections =
-                    ConnectionLimits { here: one.max_connections.unwrap_or(usize::MAX), everywhere: config.limits.max_connections };
+                let connections = ConnectionLimits {
+                    here: one.max_connections.unwrap_or(usize::MAX),
+                    everywhere: config.limits.max_connections.min(clients),
+                };
                 let terms = Arc::new(terms(config, one));
                 task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
         let sys = parts.mesh.as_ref().map(|mesh| task::spawn("sys", sys::run(Arc::clone(&router), mesh.watcher())));
+        let memory = memory_limit.map(|limit| task::spawn("memory", memory::watch(Arc::clone(&router), limit)));
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, config: config.clone(), addresses, stop, listeners, timer, sys, _admin: admin })
+        Ok(Self { parts, config: config.clone(), addresses, stop, listeners, timer, memory, sys, _admin: admin })
     }
 
     /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, read anew even where their names are the
@@ -210,6 +222,7 @@ impl Server {
     fn end_tasks(&self) {
         self.listeners.iter().for_each(JoinHandle::abort);
         self.timer.abort();
+        self.memory.iter().for_each(JoinHandle::abort);
         self.sys.iter().for_each(JoinHandle::abort);
     }
 }
@@ -235,6 +248,12 @@ impl View for Parts {
         let retained = self.router.retained();
         samples.push(Sample::gauge("retained_messages", "Retained messages", retained.count() as f64));
         samples.push(Sample::gauge("retained_bytes", "Memory of retained messages", retained.bytes() as f64));
+        if let Some(used) = resources::resident_bytes() {
+            samples.push(Sample::gauge("resident_bytes", "Memory that the process takes", used as f64));
+        }
+        if let Some(limit) = self.memory_limit {
+            samples.push(Sample::gauge("memory_limit_bytes", "Memory that the process may take", limit as f64));
+        }
         if let Some(replication) = self.router.mesh() {
             samples.extend(replication_samples(replication));
         }
@@ -325,12 +344,26 @@ impl Deliver for Clocked {
     }
 }
 
+/// What the whole broker may take, bytes, and whose word that is.
+fn memory_limit(config: &Config) -> Option<u64> {
+    let configured = config.limits.memory_limit.map(|limit| (limit as u64, "limits.memory_limit"));
+    let (limit, from) = configured.or_else(|| resources::memory().map(|memory| (memory.limit, memory.from)))?;
+    tracing::info!(limit_bytes = limit, from, "memory");
+    Some(limit)
+}
+
 fn terms(config: &Config, listener: &Listener) -> Terms {
     Terms {
         allow_anonymous: listener.allow_anonymous,
         packet_bytes_max: listener.max_packet_size.unwrap_or(config.limits.max_packet_size),
         inflight_max: config.limits.max_inflight_messages,
         keep_alive_max_seconds: config.limits.max_keepalive,
+        rates: Rates {
+            messages: listener.max_message_rate.or(config.limits.max_message_rate),
+            bytes: listener.max_byte_rate.or(config.limits.max_byte_rate),
+        },
+        meter: Meter::new(Rates { messages: listener.total_message_rate, bytes: listener.total_byte_rate })
+            .map(|meter| Arc::new(Mutex::new(meter))),
     }
 }
 

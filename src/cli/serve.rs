@@ -11,6 +11,8 @@ use super::log::{self, Refilter};
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use crate::config::Config;
+use crate::limits;
+use crate::resources;
 use crate::server::{Addresses, Server};
 
 #[derive(Debug, Args)]
@@ -28,8 +30,25 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = arguments.settings.load(arguments.config.as_ref())?;
     let refilter = log::start(&config.log)?;
+    raise_descriptors(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(serve(&config, arguments, &refilter))
+}
+
+/// A client takes a descriptor: as many as may be are wanted, and how many clients they are enough for is said.
+fn raise_descriptors(config: &Config) {
+    let before = resources::descriptors();
+    resources::raise_descriptors();
+    let Some(limit) = resources::descriptors() else { return };
+    let (clients, wanted) = (resources::clients_max(), config.limits.max_connections);
+    tracing::info!(limit, before, clients = clients.min(wanted), "descriptors");
+    if wanted > clients && wanted != limits::CONNECTIONS_DEFAULT {
+        tracing::warn!(
+            clients,
+            max_connections = wanted,
+            "too few descriptors for limits.max_connections: raise their hard limit (ulimit -Hn, LimitNOFILE=)"
+        );
+    }
 }
 
 async fn serve(config: &Config, arguments: &Arguments, refilter: &Refilter) -> anyhow::Result<ExitCode> {

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,12 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
+mod bounds;
 mod changes;
 mod error;
 mod load;
 mod rules;
 mod units;
 
+pub use bounds::{Limits, QueueDrop};
 pub use error::{ConfigError, Place};
 pub use load::{ENVIRONMENT_PREFIX, Override, Sources};
 pub use units::HostPort;
@@ -100,6 +103,21 @@ pub struct Listener {
     /// Largest packet in bytes that is accepted here, in place of [`Limits::max_packet_size`].
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_packet_bytes")]
     pub max_packet_size: Option<u32>,
+    /// Messages a second from each client here, in place of [`Limits::max_message_rate`].
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_rate")]
+    pub max_message_rate: Option<NonZeroU64>,
+    /// Bytes a second from each client here, in place of [`Limits::max_byte_rate`].
+    #[serde(skip_serializing_if = "Option::is_none", with = "units::byte_rate")]
+    pub max_byte_rate: Option<NonZeroU64>,
+    /// Connections a second that are accepted here, in place of [`Limits::max_connection_rate`].
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_rate")]
+    pub max_connection_rate: Option<NonZeroU64>,
+    /// Messages a second from all clients here together.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_rate")]
+    pub total_message_rate: Option<NonZeroU64>,
+    /// Bytes a second from all clients here together.
+    #[serde(skip_serializing_if = "Option::is_none", with = "units::byte_rate")]
+    pub total_byte_rate: Option<NonZeroU64>,
 }
 
 impl Default for Listener {
@@ -110,6 +128,11 @@ impl Default for Listener {
             allow_anonymous: false,
             max_connections: None,
             max_packet_size: None,
+            max_message_rate: None,
+            max_byte_rate: None,
+            max_connection_rate: None,
+            total_message_rate: None,
+            total_byte_rate: None,
         }
     }
 }
@@ -246,43 +269,6 @@ pub enum Congestion {
     Bbr,
 }
 
-/// Bounds for every client.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// QoS 1 and 2 messages on their way to one client.
-    #[serde(deserialize_with = "units::inflight")]
-    pub max_inflight_messages: u16,
-    /// Messages that wait for one session.
-    #[serde(deserialize_with = "units::count")]
-    pub max_queued_messages: usize,
-    /// Bytes that wait for one session.
-    #[serde(with = "units::bytes")]
-    pub max_queued_bytes: usize,
-    /// Largest packet in bytes that is accepted.
-    #[serde(serialize_with = "units::bytes::serialize", deserialize_with = "units::packet_bytes")]
-    pub max_packet_size: u32,
-    /// Clients at once, over all listeners.
-    #[serde(deserialize_with = "units::count")]
-    pub max_connections: usize,
-    /// Longest keep alive in seconds; an MQTT 5 client that asks for more, or for none, is told this one. `None`: as each client asks.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::keepalive")]
-    pub max_keepalive: Option<u16>,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_inflight_messages: limits::INFLIGHT_MESSAGES_DEFAULT,
-            max_queued_messages: limits::QUEUED_MESSAGES_DEFAULT,
-            max_queued_bytes: limits::QUEUED_BYTES_DEFAULT,
-            max_packet_size: limits::PACKET_BYTES_MAX_DEFAULT,
-            max_connections: limits::CONNECTIONS_DEFAULT,
-            max_keepalive: None,
-        }
-    }
-}
-
 /// `/healthz`, `/readyz` and `/metrics`, and nothing else: safe to open to probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -412,7 +398,11 @@ mod tests {
         assert!(!mesh.name.is_empty() && !mesh.peers.is_empty() && !mesh.advertise.is_empty());
         let listener = everything.listeners.first().expect("a listener");
         assert!(listener.max_connections.is_some() && listener.max_packet_size.is_some());
-        assert!(everything.limits.max_keepalive.is_some() && everything.admin.token_file.is_some());
+        assert!(listener.max_message_rate.is_some() && listener.max_byte_rate.is_some() && listener.max_connection_rate.is_some());
+        assert!(listener.total_message_rate.is_some() && listener.total_byte_rate.is_some());
+        let limits = &everything.limits;
+        assert!(limits.max_message_rate.is_some() && limits.max_byte_rate.is_some() && limits.max_connection_rate.is_some());
+        assert!(limits.max_keepalive.is_some() && limits.memory_limit.is_some() && everything.admin.token_file.is_some());
         assert_ne!(everything.name, "host");
     }
 

@@ -3,6 +3,7 @@
 //! Everything here is a `serde` function, so that whatever is wrong with a value is reported at its place in the file.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -222,6 +223,50 @@ pub(super) fn count<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Erro
 
 pub(super) fn optional_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
     count(from).map(Some)
+}
+
+/// How often a second; at least once.
+pub(super) fn optional_rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroU64>, D::Error> {
+    between(from, 1, COUNT_MAX).map(NonZeroU64::new)
+}
+
+/// Bytes a second, written like any number of bytes.
+pub(super) mod byte_rate {
+    use std::num::NonZeroU64;
+
+    use super::{Deserializer, Serializer, bytes};
+
+    pub(crate) fn serialize<S: Serializer>(value: &Option<NonZeroU64>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => bytes::serialize(&value.get(), to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroU64>, D::Error> {
+        bytes::deserialize(from).map(|bytes| NonZeroU64::new(bytes as u64))
+    }
+}
+
+/// Bytes of memory, enough to be a broker with.
+pub(super) mod memory_limit {
+    use super::{Deserializer, Error, Serializer, bytes, limits};
+
+    pub(crate) fn serialize<S: Serializer>(value: &Option<usize>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => bytes::serialize(value, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+        let number = bytes::deserialize(from)?;
+        let least = limits::MEMORY_LIMIT_LEAST;
+        if number < least {
+            return Err(D::Error::custom(format!("{number} bytes are too few for a broker; it must be at least {least}")));
+        }
+        Ok(Some(number))
+    }
 }
 
 pub(super) fn inflight<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {

@@ -8,6 +8,7 @@
 
 mod handshake;
 mod io;
+mod pace;
 mod packets;
 
 use std::future::poll_fn;
@@ -15,15 +16,20 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+pub use self::pace::{Meter, Rates};
 
 use self::handshake::Accepted;
 use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
+use self::pace::Pace;
 use crate::clock;
 use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
+use crate::pressure::Level;
 use crate::replication::Waiter;
 use crate::router::{Connection, Farewell, RouteCache, Router};
 use crate::session::SessionExpiry;
@@ -45,6 +51,10 @@ pub struct Terms {
     pub inflight_max: u16,
     /// Longest keep alive, seconds; none: any.
     pub keep_alive_max_seconds: Option<u16>,
+    /// What each client may send a second.
+    pub rates: Rates,
+    /// What all clients of the listener together have sent.
+    pub meter: Option<Arc<Mutex<Meter>>>,
 }
 
 /// Serves one client until one side ends the connection.
@@ -62,7 +72,7 @@ where
         }
     };
     tracing::debug!(%peer, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
-    let mut client = Client::new(stream, router, accepted);
+    let mut client = Client::new(stream, router, accepted, Pace::new(terms.rates, terms.meter.as_ref()));
     let end = poll_fn(|cx| client.poll(cx)).await;
     match &end {
         End::Disconnect(farewell, expiry) => client.finish(*farewell, *expiry),
@@ -130,6 +140,10 @@ struct Client<S> {
     expiry_fixed: bool,
     input: Input,
     output: Output,
+    /// What it may send a second; none: anything.
+    pace: Option<Box<Pace>>,
+    /// Until then it is not read from.
+    pause: Option<Pin<Box<tokio::time::Sleep>>>,
     routes: RouteCache,
     aliases: packets::Aliases,
     /// Acknowledgements that wait for the mesh.
@@ -149,7 +163,7 @@ struct Client<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
-    fn new(stream: S, router: Arc<Router>, accepted: Accepted) -> Self {
+    fn new(stream: S, router: Arc<Router>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
         Self {
             stream,
             router,
@@ -160,6 +174,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             connection: accepted.connection,
             input: Input::default(),
             output: Output::default(),
+            pace,
+            pause: None,
             routes: RouteCache::default(),
             aliases: packets::Aliases::default(),
             held: Vec::new(),
@@ -176,7 +192,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// Packets that came in one segment with the CONNECT (3.1.1, section 3.1.4: clients need not wait for CONNACK).
     fn with_pipelined(mut self, bytes: Vec<u8>) -> Self {
         if !bytes.is_empty() {
-            let fault = with_worker(|worker| self.process(&bytes, &mut worker.scratch));
+            let fault = with_worker(|worker| self.process(&bytes, bytes.len(), &mut worker.scratch));
             self.closing = match fault {
                 Ok(()) => None,
                 Err(Fault::Close(reason)) => Some(reason),
@@ -202,6 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if let Some(end) = self.ending.take() {
             return self.poll_farewell(cx, worker, end);
         }
+        self.poll_pause(cx);
         for _ in 0..READS_PER_POLL {
             if !self.may_read() {
                 break;
@@ -233,6 +250,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// being closed.
     fn may_read(&self) -> bool {
         self.closing.is_none()
+            && self.pause.is_none()
             && self.unread_answers_bytes < UNREAD_ANSWERS_BYTES_MAX
             && self.held.len() < HELD_ACKNOWLEDGEMENTS_BYTES_MAX
             && self.connection.subscriber.is_latest(self.connection.epoch)
@@ -246,15 +264,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             Ok(Read::End) => return Poll::Ready(Err(End::Closed)),
             Ok(Read::Part(count)) => {
                 self.router.metrics().bytes_received.add(count as u64);
-                Ok(())
+                self.part(count)
             }
             Ok(Read::Bytes(bytes, count)) => {
                 self.router.metrics().bytes_received.add(count as u64);
-                self.process(bytes, scratch)
+                self.process(bytes, count, scratch)
             }
             Ok(Read::Large(bytes, count)) => {
                 self.router.metrics().bytes_received.add(count as u64);
-                self.process(&bytes, scratch)
+                self.process(&bytes, count, scratch)
             }
         };
         match processed {
@@ -268,17 +286,54 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// One read batch: all whole packets, then what they caused as one.
-    fn process(&mut self, bytes: &[u8], scratch: &mut Scratch) -> Result<(), Fault> {
+    /// `count` bytes more of a packet that is not whole yet. Without memory nothing grows.
+    fn part(&mut self, count: usize) -> Result<(), Fault> {
+        if self.router.pressure().level() == Level::Full {
+            self.router.metrics().refused_memory.add(1);
+            return Err(Fault::Close(ReasonCode::QuotaExceeded));
+        }
+        if self.pace.is_some() {
+            self.charge(0, count, clock::now());
+        }
+        Ok(())
+    }
+
+    /// So much was read: whoever sends more than it may is read from later.
+    fn charge(&mut self, messages: u64, bytes: usize, now: Instant) {
+        let Some(pace) = &mut self.pace else { return };
+        let wait = pace.charge(messages, bytes as u64, now);
+        if !wait.is_zero() {
+            self.router.metrics().pauses_rate.add(1);
+            self.pause_until(now + wait);
+        }
+    }
+
+    fn pause_until(&mut self, at: Instant) {
+        // A client that is not read from is not to blame for its silence.
+        self.connection.subscriber.heard(self.router.millis(at));
+        self.pause = Some(Box::pin(tokio::time::sleep_until(at.into())));
+    }
+
+    /// Ends a pause that is over. Registers for its end.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) {
+        if self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_ready()) {
+            self.pause = None;
+        }
+    }
+
+    /// One read batch, `count` bytes of it new: all whole packets, then what they caused as one.
+    fn process(&mut self, bytes: &[u8], count: usize, scratch: &mut Scratch) -> Result<(), Fault> {
         let now = clock::now();
         let mut at = 0;
         let mut packets = 0;
+        let mut messages = 0;
         let result = loop {
             let rest = bytes.get(at..).unwrap_or_default();
             match codec::decode(rest, self.version, self.packet_bytes_max) {
                 Ok(Some((ref packet, length))) => {
                     at += length;
                     packets += 1;
+                    messages += u64::from(matches!(packet, Packet::Publish(_)));
                     if let Err(fault) = self.handle(packet, scratch, now) {
                         break Err(fault);
                     }
@@ -298,6 +353,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.router.metrics().packets_received.add(packets);
         if packets > 0 {
             self.connection.subscriber.heard(self.router.millis(now));
+        }
+        let brake = if scratch.batch.has_queued() { self.router.pressure().brake() } else { None };
+        if let Some(brake) = brake {
+            self.router.metrics().pauses_memory.add(1);
+            self.pause_until(now + brake);
+        }
+        if self.pace.is_some() {
+            self.charge(messages, count, now);
         }
         // What came before a fault counts: it is published and answered.
         self.router.finish(&mut scratch.batch, now);

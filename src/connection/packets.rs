@@ -8,7 +8,7 @@ use super::io::Scratch;
 use super::{Client, Fault};
 use crate::codec::{self, Ack, AckProperties, Packet, PacketId, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck};
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
-use crate::router::{Farewell, Ingress, Subscribe, is_system};
+use crate::router::{Farewell, Ingress, Routed, Subscribe, is_system};
 use crate::session::{Message, SessionExpiry, SubscriptionOptions};
 use crate::topic;
 
@@ -147,6 +147,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let from = Ingress::Session(self.connection.subscriber.id);
         let routed = self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now);
         match publish.packet_id {
+            // Before MQTT 5 there is no way to refuse it but not to acknowledge it: the client will send it again (3.1.1, section 3.3.5.2).
+            Some(_) if routed == Routed::NoMemory && self.version != ProtocolVersion::V5 => {
+                Err(Fault::Close(ReasonCode::QuotaExceeded))
+            }
             Some(id) => self.acknowledge(publish.qos, id, routed.reason(), scratch),
             None => Ok(()),
         }

@@ -12,13 +12,14 @@ use super::route::SubscriptionKey;
 use super::{Batch, Router};
 use crate::codec::ReasonCode;
 use crate::limits::SESSIONS_MAX;
+use crate::pressure::Level;
 use crate::session::{Connected, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will};
 use crate::topic;
 
 /// A keep alive that is not over is not looked at again sooner than this.
 const KEEP_ALIVE_RECHECK: Duration = Duration::from_millis(50);
 
-/// There are as many sessions as may be: CONNACK 0x97, or 0x03 before MQTT 5.
+/// There are as many sessions as may be, or as memory allows: CONNACK 0x97, or 0x03 before MQTT 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManySessions;
 
@@ -89,7 +90,8 @@ impl Router {
         let connection = match self.registry.entry(Arc::from(client_id)) {
             Entry::Vacant(vacant) => {
                 // The count is not exact under concurrent connects; the bound need not be.
-                if self.metrics.sessions.value() >= SESSIONS_MAX {
+                // Whoever has a session gets in even without memory: what waits for it is what takes the memory.
+                if self.metrics.sessions.value() >= SESSIONS_MAX || self.pressure.level() == Level::Full {
                     return Err(TooManySessions);
                 }
                 let (subscriber, epoch) = begin(will);

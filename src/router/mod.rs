@@ -34,6 +34,7 @@ pub use system::is_system;
 use self::deadlines::Deadlines;
 use self::route::Subscriptions;
 use crate::metrics::Metrics;
+use crate::pressure::Pressure;
 use crate::replication::Replication;
 use crate::session::{OutboundLimits, Subscriber};
 
@@ -58,6 +59,7 @@ pub struct Router {
     subscribers_made: AtomicU64,
     mesh: OnceLock<Arc<Replication>>,
     metrics: Arc<Metrics>,
+    pressure: Pressure,
     limits: RouterLimits,
     /// Zero of the milliseconds by which sessions remember when they were heard.
     started_at: Instant,
@@ -77,6 +79,7 @@ impl Router {
             subscribers_made: AtomicU64::new(0),
             mesh: OnceLock::new(),
             metrics,
+            pressure: Pressure::default(),
             limits,
             started_at: now,
         }
@@ -98,6 +101,12 @@ impl Router {
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// How much memory is taken; whoever measures says it here.
+    #[must_use]
+    pub fn pressure(&self) -> &Pressure {
+        &self.pressure
     }
 
     /// What clients retain.

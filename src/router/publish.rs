@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use super::Router;
 use super::route::{Route, RouteCache, SharedTargets, Target};
 use super::system::is_system;
-use crate::codec::ReasonCode;
+use crate::codec::{QoS, ReasonCode};
+use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
 use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, SubscriberId, Variants, remaining_seconds};
 
@@ -34,6 +35,8 @@ pub enum Routed {
     Unmatched,
     /// Sent to nobody: the store of retained messages is full.
     NotRetained,
+    /// Sent to nobody: it would have to wait for somebody, and memory is full.
+    NoMemory,
 }
 
 impl Routed {
@@ -43,7 +46,7 @@ impl Routed {
         match self {
             Self::Done => ReasonCode::Success,
             Self::Unmatched => ReasonCode::NoMatchingSubscribers,
-            Self::NotRetained => ReasonCode::QuotaExceeded,
+            Self::NotRetained | Self::NoMemory => ReasonCode::QuotaExceeded,
         }
     }
 }
@@ -60,6 +63,7 @@ pub struct Batch {
 #[derive(Debug, Default)]
 struct Counts {
     sent: u64,
+    queued: u64,
     slow: u64,
     full: u64,
     too_large: u64,
@@ -73,7 +77,12 @@ impl Counts {
             Outcome::DroppedSlow => self.slow += 1,
             Outcome::DroppedFull => self.full += 1,
             Outcome::DroppedTooLarge => self.too_large += 1,
-            Outcome::Queued | Outcome::Away => {}
+            Outcome::Queued => self.queued += 1,
+            Outcome::QueuedInstead(dropped) => {
+                self.queued += 1;
+                self.full += u64::from(dropped);
+            }
+            Outcome::Away => {}
         }
     }
 }
@@ -82,6 +91,12 @@ impl Batch {
     /// Keeps a sleeping owner's waker until the batch is finished.
     pub(super) fn wake_later(&mut self, owner: Option<Waker>) {
         self.owners.extend(owner);
+    }
+
+    /// Whether a message of the batch so far had to wait for somebody.
+    #[must_use]
+    pub fn has_queued(&self) -> bool {
+        self.counts.queued > 0
     }
 
     pub(super) fn variants(&mut self) -> &mut Variants {
@@ -111,6 +126,8 @@ impl Router {
         now: Instant,
     ) -> Routed {
         batch.variants.begin();
+        let memory = self.pressure.level();
+        batch.variants.memory = memory;
         // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
         if message.retain && !self.retain(batch, message) {
             self.metrics.dropped_retained_full.add(1);
@@ -120,6 +137,12 @@ impl Router {
         }
         let generation = self.generation.load(Ordering::Acquire);
         let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic));
+        // One that comes over a link was acknowledged elsewhere: it is dropped for those for whom it would have to wait.
+        let may_refuse = message.qos != QoS::AtMostOnce && matches!(ingress, Ingress::Session(_));
+        if memory == Level::Full && may_refuse && route.would_queue(message.qos, memory) {
+            self.metrics.refused_memory.add(1);
+            return Routed::NoMemory;
+        }
         let publisher = match ingress {
             Ingress::Session(id) => Some(id),
             Ingress::Broker | Ingress::Link | Ingress::System => None,
@@ -173,6 +196,11 @@ impl Router {
             self.retained_for(message.topic).remove(message.topic);
             return true;
         }
+        if batch.variants.memory == Level::Full {
+            // As where the store is full: the old message is no longer what was published last.
+            self.retained_for(message.topic).remove(message.topic);
+            return false;
+        }
         self.retained_for(message.topic).set(batch.variants.stored(message)).is_ok()
     }
 }
@@ -185,7 +213,7 @@ impl Batch {
         for even_if_away in [false, true] {
             for member in group.rotation(turn) {
                 let outcome = self.deliver(member, message, now, even_if_away);
-                if matches!(outcome, Outcome::Sent | Outcome::Queued) {
+                if matches!(outcome, Outcome::Sent | Outcome::Queued | Outcome::QueuedInstead(_)) {
                     self.counts.add(outcome);
                     return;
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::codec::QoS;
+use crate::pressure::Level;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
 use crate::topic::SubscriptionTrie;
 
@@ -111,6 +112,12 @@ impl Route {
             })
             .collect();
         Self { targets, shared }
+    }
+
+    /// Whether a message would have to wait in somebody's queue.
+    pub(super) fn would_queue(&self, qos: QoS, memory: Level) -> bool {
+        let waits = |target: &Target| target.subscriber.lock().would_queue(qos.min(target.qos), memory);
+        self.targets.iter().any(waits) || self.shared.iter().any(|group| group.members.iter().all(waits))
     }
 
     fn len(&self) -> usize {

@@ -136,10 +136,12 @@ impl Router {
         if state.epoch != connection.epoch || state.connected.is_none() || !state.has_backlog() {
             return false;
         }
+        let memory = self.pressure.level();
+        batch.variants().memory = memory;
         let pumped = state.pump(batch.variants(), now);
         batch.count_pumped(pumped);
         let mut look_ups = 0;
-        while !state.retained.is_empty() && !state.outbox.is_full() && state.outbound.queue_len() == 0 {
+        while !state.retained.is_empty() && !state.outbox.is_full(memory) && state.outbound.queue_len() == 0 {
             if let Some((message, options)) = state.retained.next() {
                 // What was replaced meanwhile has gone out live: an older value must not follow it.
                 if self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now) {

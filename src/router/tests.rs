@@ -20,7 +20,14 @@ struct Bench {
 impl Bench {
     #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
     fn new() -> Self {
-        let outbound = OutboundLimits { inflight_max: 10, queued_messages_max: 10, queued_bytes_max: 1_000 };
+        let outbound = OutboundLimits {
+            inflight_max: 10,
+            inflight_bytes_max: 1_000,
+            queued_messages_max: 10,
+            queued_bytes_max: 1_000,
+            drop_oldest: false,
+            queue_qos0: false,
+        };
         let now = Instant::now();
         let router = Router::new(RouterLimits { outbound }, Arc::new(Metrics::default()), now);
         Self { router, batch: Batch::default(), routes: RouteCache::default(), now }

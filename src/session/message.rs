@@ -23,6 +23,14 @@ pub struct Message<'a> {
     pub properties: &'a [u8],
 }
 
+impl Message<'_> {
+    /// Bytes that it takes where it has to be kept.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.topic.len() + self.payload.len() + self.properties.len()
+    }
+}
+
 /// What is left of a Message Expiry Interval, in seconds, rounded up, so that a copy that is sent never says 0 [MQTT-3.3.2-6].
 #[must_use]
 pub fn remaining_seconds(expires_at: Instant, now: Instant) -> u32 {
@@ -65,7 +73,7 @@ impl StoredMessage {
     /// Bytes that it keeps.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.topic.len() + self.payload.len() + self.properties.len()
+        self.borrow().bytes()
     }
 }
 

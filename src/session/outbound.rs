@@ -15,10 +15,16 @@ use crate::codec::{PacketId, QoS};
 pub struct OutboundLimits {
     /// Messages in flight at once; the client's Receive Maximum may lower it.
     pub inflight_max: u16,
+    /// Bytes in flight at once, or one message of any size.
+    pub inflight_bytes_max: usize,
     /// Messages that may wait behind the window.
     pub queued_messages_max: usize,
-    /// Bytes that may wait behind the window, and as many in flight (or one message of any size).
+    /// Bytes that may wait behind the window.
     pub queued_bytes_max: usize,
+    /// What has waited longest makes room for what comes; else what comes is dropped.
+    pub drop_oldest: bool,
+    /// QoS 0 waits as well while the client is away.
+    pub queue_qos0: bool,
 }
 
 /// How far a message in flight has come.
@@ -38,6 +44,8 @@ struct Inflight {
     stage: Stage,
     /// Counts against the client's Receive Maximum on this connection.
     counted: bool,
+    /// What the message takes until the client has it: with PUBREC nothing any more.
+    bytes: u32,
     /// Kept where the session may outlive the connection.
     message: Option<Queued>,
 }
@@ -78,15 +86,13 @@ pub struct Outbound {
     counted: usize,
     /// Entries before this place were sent on the present connection; those behind it wait for redelivery.
     resent: usize,
-    /// Bytes of the messages kept in flight.
+    /// Bytes of the messages in flight, kept or not.
     inflight_bytes: usize,
     queue: VecDeque<Queued>,
     queue_bytes: usize,
+    /// Messages of QoS 0 in the queue.
+    queue_qos0: usize,
     limits: OutboundLimits,
-}
-
-fn kept_bytes(message: Option<&Queued>) -> usize {
-    message.map_or(0, |queued| queued.message.bytes())
 }
 
 fn packet_id(serial: u64) -> PacketId {
@@ -129,11 +135,11 @@ impl Outbound {
         self.counted < usize::from(window)
             && self.inflight.len() < usize::from(u16::MAX)
             && self.resent == self.inflight.len()
-            && (self.inflight.is_empty() || self.inflight_bytes < self.limits.queued_bytes_max)
+            && (self.inflight.is_empty() || self.inflight_bytes < self.limits.inflight_bytes_max)
     }
 
-    /// Gives out an identifier and puts the message in flight. Call only with [`Self::has_room`].
-    pub(super) fn send(&mut self, qos: QoS, message: Option<Queued>) -> PacketId {
+    /// Gives out an identifier and puts a message of `bytes` in flight. Call only with [`Self::has_room`].
+    pub(super) fn send(&mut self, qos: QoS, bytes: usize, message: Option<Queued>) -> PacketId {
         let mut serial = self.issued;
         // Only an entry a whole round old can hold the same identifier.
         if self.inflight.front().is_some_and(|oldest| serial - oldest.serial >= u64::from(u16::MAX)) {
@@ -142,8 +148,10 @@ impl Outbound {
             }
         }
         self.issued = serial + 1;
-        self.inflight_bytes += kept_bytes(message.as_ref());
-        self.inflight.push_back(Inflight { serial, qos, stage: Stage::Published, counted: true, message });
+        self.inflight_bytes += bytes;
+        // No packet is larger.
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.inflight.push_back(Inflight { serial, qos, stage: Stage::Published, counted: true, bytes, message });
         self.counted += 1;
         self.resent += 1;
         packet_id(serial)
@@ -153,7 +161,7 @@ impl Outbound {
     pub(super) fn unsend(&mut self) {
         if let Some(entry) = self.inflight.pop_back() {
             self.counted -= usize::from(entry.counted);
-            self.inflight_bytes -= kept_bytes(entry.message.as_ref());
+            self.inflight_bytes -= entry.bytes as usize;
             self.resent = self.resent.min(self.inflight.len());
         }
     }
@@ -165,7 +173,7 @@ impl Outbound {
     fn remove(&mut self, place: usize) {
         if let Some(entry) = self.inflight.remove(place) {
             self.counted -= usize::from(entry.counted);
-            self.inflight_bytes -= kept_bytes(entry.message.as_ref());
+            self.inflight_bytes -= entry.bytes as usize;
             self.resent -= usize::from(place < self.resent);
         }
     }
@@ -191,7 +199,8 @@ impl Outbound {
                 self.remove(place);
             } else if let Some(open) = self.inflight.get_mut(place) {
                 open.stage = Stage::Released;
-                self.inflight_bytes -= kept_bytes(open.message.take().as_ref());
+                open.message = None;
+                self.inflight_bytes -= std::mem::take(&mut open.bytes) as usize;
             }
             return true;
         }
@@ -209,21 +218,51 @@ impl Outbound {
         }
     }
 
-    /// Whether a message of `bytes` may wait behind the window.
-    pub(super) fn takes(&self, bytes: usize) -> bool {
+    fn takes(&self, bytes: usize) -> bool {
         self.queue.len() < self.limits.queued_messages_max && self.queue_bytes + bytes <= self.limits.queued_bytes_max
     }
 
-    /// Puts a message behind the window. Call only if it [`takes`](Self::takes) it.
+    /// Whether a message of `bytes` may wait behind the window, once as many of the oldest are dropped as it says. `None`: it may not, and
+    /// nothing was dropped.
+    pub(super) fn make_room(&mut self, bytes: usize) -> Option<u32> {
+        let mut dropped = 0;
+        while !self.takes(bytes) {
+            if !self.limits.drop_oldest || bytes > self.limits.queued_bytes_max {
+                return None;
+            }
+            self.dequeue()?;
+            dropped += 1;
+        }
+        Some(dropped)
+    }
+
+    /// Whether messages of QoS 0 wait while the client is away.
+    pub(super) fn queues_qos0(&self) -> bool {
+        self.limits.queue_qos0
+    }
+
+    /// Whether messages of QoS 0 wait: newer ones must not overtake them [MQTT-4.6.0-5].
+    pub(super) fn qos0_waits(&self) -> bool {
+        self.queue_qos0 > 0
+    }
+
+    /// Puts a message behind the window. Call only after [`Self::make_room`].
     pub(super) fn enqueue(&mut self, queued: Queued) {
         self.queue_bytes += queued.message.bytes();
+        self.queue_qos0 += usize::from(queued.qos == QoS::AtMostOnce);
         self.queue.push_back(queued);
+    }
+
+    /// Whether the oldest message behind the window may go: QoS 0 needs no room in it.
+    pub(super) fn may_dequeue(&self, window: u16) -> bool {
+        self.queue.front().is_some_and(|oldest| oldest.qos == QoS::AtMostOnce || self.has_room(window))
     }
 
     /// The oldest message behind the window.
     pub(super) fn dequeue(&mut self) -> Option<Queued> {
         let queued = self.queue.pop_front()?;
         self.queue_bytes -= queued.message.bytes();
+        self.queue_qos0 -= usize::from(queued.qos == QoS::AtMostOnce);
         Some(queued)
     }
 
@@ -276,7 +315,14 @@ mod tests {
 
     use super::*;
 
-    const ROOMY: OutboundLimits = OutboundLimits { inflight_max: 100, queued_messages_max: 100, queued_bytes_max: 1_000 };
+    const ROOMY: OutboundLimits = OutboundLimits {
+        inflight_max: 100,
+        inflight_bytes_max: 1_000,
+        queued_messages_max: 100,
+        queued_bytes_max: 1_000,
+        drop_oldest: false,
+        queue_qos0: false,
+    };
 
     fn queued(qos: QoS) -> Queued {
         let message = StoredMessage {
@@ -298,10 +344,10 @@ mod tests {
     #[test]
     fn identifiers_count_up_and_skip_what_is_open() {
         let mut outbound = Outbound::new(ROOMY);
-        let first = outbound.send(QoS::AtLeastOnce, None);
+        let first = outbound.send(QoS::AtLeastOnce, 0, None);
         assert_eq!(first.get(), 1);
         for n in 0..200_000_u32 {
-            let id = outbound.send(QoS::AtLeastOnce, None);
+            let id = outbound.send(QoS::AtLeastOnce, 0, None);
             assert_ne!(id, first, "given twice at {n}");
             assert!(outbound.puback(id));
         }
@@ -312,49 +358,78 @@ mod tests {
     #[test]
     fn qos_2_goes_through_its_stages() {
         let mut outbound = Outbound::new(ROOMY);
-        let id = outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)));
+        let id = outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(1));
         assert!(!outbound.puback(id) && !outbound.pubcomp(id));
         assert!(outbound.pubrec(id, false) && outbound.pubrec(id, false), "a repeated PUBREC gets PUBREL again");
         assert!(!outbound.has_room(1), "the window opens at PUBCOMP [MQTT-4.9.0-2]");
         assert!(outbound.pubcomp(id) && !outbound.pubcomp(id));
         assert!(outbound.has_room(1));
-        let refused = outbound.send(QoS::ExactlyOnce, None);
+        let refused = outbound.send(QoS::ExactlyOnce, 0, None);
         assert!(outbound.pubrec(refused, true));
         assert!(outbound.has_room(1));
     }
 
     #[test]
     fn the_queue_is_bounded_by_messages_and_bytes() {
-        let mut outbound = Outbound::new(OutboundLimits { inflight_max: 1, queued_messages_max: 3, queued_bytes_max: 8 });
+        let mut outbound = Outbound::new(OutboundLimits { queued_messages_max: 3, queued_bytes_max: 8, ..ROOMY });
         for _ in 0..2 {
-            assert!(outbound.takes(4));
+            assert_eq!(outbound.make_room(4), Some(0));
             outbound.enqueue(queued(QoS::AtLeastOnce));
         }
-        assert!(!outbound.takes(4) && outbound.takes(0));
+        assert_eq!((outbound.make_room(4), outbound.make_room(0)), (None, Some(0)));
         outbound.enqueue(empty());
-        assert!(!outbound.takes(0), "three messages");
+        assert_eq!(outbound.make_room(0), None, "three messages");
         assert!(outbound.dequeue().is_some());
-        assert!(outbound.takes(4));
+        assert_eq!(outbound.make_room(4), Some(0));
     }
 
     #[test]
-    fn what_is_kept_in_flight_is_bounded_by_bytes() {
-        let mut outbound = Outbound::new(OutboundLimits { inflight_max: 9, queued_messages_max: 3, queued_bytes_max: 8 });
-        let first = outbound.send(QoS::AtLeastOnce, Some(queued(QoS::AtLeastOnce)));
-        let second = outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)));
+    fn the_oldest_make_room_where_that_was_chosen() {
+        let mut outbound =
+            Outbound::new(OutboundLimits { queued_messages_max: 3, queued_bytes_max: 12, drop_oldest: true, ..ROOMY });
+        for _ in 0..3 {
+            assert_eq!(outbound.make_room(4), Some(0));
+            outbound.enqueue(queued(QoS::AtLeastOnce));
+        }
+        assert_eq!(outbound.make_room(13), None, "it would not fit if all others went");
+        assert_eq!((outbound.queue_len(), outbound.make_room(8)), (3, Some(2)));
+        outbound.enqueue(queued(QoS::AtLeastOnce));
+        assert_eq!((outbound.queue_len(), outbound.make_room(4)), (2, Some(0)));
+    }
+
+    #[test]
+    fn qos_0_that_waits_needs_no_window() {
+        let mut outbound = Outbound::new(ROOMY);
+        for qos in [QoS::AtMostOnce, QoS::AtLeastOnce] {
+            outbound.enqueue(queued(qos));
+        }
+        assert!(outbound.qos0_waits() && outbound.may_dequeue(0));
+        assert_eq!(outbound.dequeue().map(|first| first.qos), Some(QoS::AtMostOnce));
+        assert!(!outbound.qos0_waits() && !outbound.may_dequeue(0) && outbound.may_dequeue(1));
+    }
+
+    #[test]
+    fn what_is_in_flight_is_bounded_by_bytes() {
+        let mut outbound = Outbound::new(OutboundLimits { inflight_bytes_max: 8, ..ROOMY });
+        let first = outbound.send(QoS::AtLeastOnce, 4, None);
+        let second = outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(9), "4 bytes each");
         assert!(outbound.pubrec(second, false));
-        assert!(outbound.has_room(9), "a released message is no longer kept");
-        outbound.send(QoS::AtLeastOnce, Some(queued(QoS::AtLeastOnce)));
+        assert!(outbound.has_room(9), "the client has a released message");
+        outbound.send(QoS::AtLeastOnce, 4, None);
         assert!(!outbound.has_room(9));
         assert!(outbound.puback(first) && outbound.has_room(9));
+        assert!(outbound.pubcomp(second) && outbound.has_room(9));
+        outbound.send(QoS::AtLeastOnce, 400, None);
+        outbound.unsend();
+        assert!(outbound.has_room(9));
     }
 
     #[test]
     fn a_resumed_session_sends_again_in_order_and_within_the_window() {
         let mut outbound = Outbound::new(ROOMY);
-        let ids: Vec<PacketId> = (0..4).map(|_| outbound.send(QoS::ExactlyOnce, Some(queued(QoS::ExactlyOnce)))).collect();
+        let ids: Vec<PacketId> = (0..4).map(|_| outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)))).collect();
         outbound.pubrec(ids[1], false);
         for _ in 0..50 {
             outbound.resume();

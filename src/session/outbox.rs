@@ -12,7 +12,8 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use crate::codec::ReasonCode;
-use crate::limits::{OUTBOX_BYTES_MAX, OUTBOX_COPIED_BYTES_MAX};
+use crate::limits::{OUTBOX_BYTES_MAX, OUTBOX_BYTES_MAX_TIGHT, OUTBOX_COPIED_BYTES_MAX};
+use crate::pressure::Level;
 
 /// A run of bytes in the order of sending.
 #[derive(Debug)]
@@ -81,10 +82,14 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// Whether the bounds of `limits` are reached.
+    /// Whether the bounds of `limits` for this much memory are reached.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.len() >= OUTBOX_BYTES_MAX || self.len() - self.shared_bytes >= OUTBOX_COPIED_BYTES_MAX
+    pub fn is_full(&self, memory: Level) -> bool {
+        let bytes = self.len();
+        match memory {
+            Level::Free => bytes >= OUTBOX_BYTES_MAX || bytes - self.shared_bytes >= OUTBOX_COPIED_BYTES_MAX,
+            Level::Tight | Level::Full => bytes >= OUTBOX_BYTES_MAX_TIGHT,
+        }
     }
 
     /// The buffer that takes whole packets; append only.
@@ -201,13 +206,13 @@ mod tests {
     fn shared_payloads_have_a_wider_bound_than_copied_bytes() {
         let mut outbox = Outbox::default();
         outbox.push_shared(Bytes::from(vec![0; OUTBOX_BYTES_MAX - 1]));
-        assert!(!outbox.is_full());
+        assert!(!outbox.is_full(Level::Free));
         outbox.tail().push(1);
-        assert!(outbox.is_full());
+        assert!(outbox.is_full(Level::Free));
         outbox.take(&mut Drained::default());
-        assert!(!outbox.is_full());
+        assert!(!outbox.is_full(Level::Free));
         outbox.tail().resize(OUTBOX_COPIED_BYTES_MAX, 0);
-        assert!(outbox.is_full());
+        assert!(outbox.is_full(Level::Free));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
 use super::variants::Variants;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
+use crate::pressure::Level;
 
 /// Names one session object of this process; a session that begins anew is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +75,8 @@ pub enum Outcome {
     Sent,
     /// It waits in the session's queue.
     Queued,
+    /// The same, and as many older ones were dropped to make room.
+    QueuedInstead(u32),
     /// The outbox is full: QoS 0 is dropped.
     DroppedSlow,
     /// The session's queue is full.
@@ -213,8 +216,11 @@ impl State {
         let Some(connected) = self.connected else {
             return (self.deliver_away(variants, message, delivery), None);
         };
-        let has_room = !self.outbox.is_full();
+        let has_room = !self.outbox.is_full(variants.memory);
         if delivery.qos == QoS::AtMostOnce {
+            if self.outbound.qos0_waits() {
+                return (self.queue(variants, message, delivery), None);
+            }
             if !has_room {
                 return (Outcome::DroppedSlow, None);
             }
@@ -244,26 +250,41 @@ impl State {
     }
 
     fn deliver_away(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
-        if delivery.qos == QoS::AtMostOnce || !self.is_kept() {
+        if !self.keeps(delivery.qos) {
             return Outcome::Away;
         }
         self.queue(variants, message, delivery)
     }
 
+    /// Whether a message waits for a client that is away.
+    fn keeps(&self, qos: QoS) -> bool {
+        self.is_kept() && (qos != QoS::AtMostOnce || self.outbound.queues_qos0())
+    }
+
+    /// Whether a message of this QoS would have to wait in the session's queue if it came now.
+    pub(crate) fn would_queue(&self, qos: QoS, memory: Level) -> bool {
+        match self.connected {
+            _ if self.ended => false,
+            None => self.keeps(qos),
+            Some(_) if qos == QoS::AtMostOnce => self.outbound.qos0_waits(),
+            Some(connected) => self.outbox.is_full(memory) || !self.outbound.is_open(connected.window),
+        }
+    }
+
     fn queue(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
-        let bytes = message.topic.len() + message.payload.len() + message.properties.len();
-        if !self.outbound.takes(bytes) {
+        if variants.memory == Level::Full {
             return Outcome::DroppedFull;
         }
+        let Some(dropped) = self.outbound.make_room(message.bytes()) else { return Outcome::DroppedFull };
         self.outbound.enqueue(Queued::new(variants.stored(message), delivery));
-        Outcome::Queued
+        if dropped > 0 { Outcome::QueuedInstead(dropped) } else { Outcome::Queued }
     }
 
     fn is_kept(&self) -> bool {
         self.expiry != SessionExpiry::WithConnection
     }
 
-    /// Sends a QoS 1 or 2 message for which the window has room.
+    /// Sends a message; of QoS 1 or 2 only if the window has room.
     fn send(
         &mut self,
         variants: &mut Variants,
@@ -273,18 +294,10 @@ impl State {
         connected: Connected,
         now: Instant,
     ) -> bool {
-        let id = self.outbound.send(delivery.qos, kept);
-        let sent = variants.append(
-            &mut self.outbox,
-            message,
-            delivery,
-            connected.version,
-            Some(id),
-            false,
-            connected.packet_bytes_max,
-            now,
-        );
-        if sent.is_err() {
+        let id = (delivery.qos != QoS::AtMostOnce).then(|| self.outbound.send(delivery.qos, message.bytes(), kept));
+        let sent =
+            variants.append(&mut self.outbox, message, delivery, connected.version, id, false, connected.packet_bytes_max, now);
+        if sent.is_err() && id.is_some() {
             self.outbound.unsend();
         }
         sent.is_ok()
@@ -301,7 +314,7 @@ impl State {
     pub fn pump(&mut self, variants: &mut Variants, now: Instant) -> Pumped {
         let mut pumped = Pumped::default();
         let Some(connected) = self.connected else { return pumped };
-        while !self.outbox.is_full() {
+        while !self.outbox.is_full(variants.memory) {
             let Some(resend) = self.outbound.resend(connected.window) else { break };
             match resend {
                 Resend::PubRel(id) => self.send_pubrel(id, connected.version),
@@ -329,7 +342,7 @@ impl State {
                 }
             }
         }
-        while !self.outbox.is_full() && self.outbound.has_room(connected.window) {
+        while !self.outbox.is_full(variants.memory) && self.outbound.may_dequeue(connected.window) {
             let Some(queued) = self.outbound.dequeue() else { break };
             if queued.message.expires_at.is_some_and(|at| at <= now) {
                 pumped.expired += 1;

@@ -12,6 +12,7 @@ use super::message::{Delivery, Message, StoredMessage, remaining_seconds};
 use super::outbox::Outbox;
 use crate::codec::{self, PacketId, ProtocolVersion, PublishHead, QoS};
 use crate::limits::SHARE_PAYLOAD_BYTES;
+use crate::pressure::Level;
 
 /// Head (and small payload) of a PUBLISH, ready to copy.
 #[derive(Debug, Default)]
@@ -29,6 +30,8 @@ pub struct Variants {
     single: Variant,
     payload: Option<Bytes>,
     stored: Option<Arc<StoredMessage>>,
+    /// How much memory there was when the message came.
+    pub(crate) memory: Level,
 }
 
 /// Why a message was not appended.
