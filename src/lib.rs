@@ -17,6 +17,7 @@
 //! | [`config`] | typed configuration, defaults, errors with line and remedy | core |
 //! | [`codec`] | bytes to MQTT control packets and back | core |
 //! | [`topic`] | topic names, filters, the subscription trie | core |
+//! | [`auth`] | who may come in, and what a client may say and hear | core |
 //! | [`session`] | one client's state and its outbox | core |
 //! | [`router`] | who gets a message: registry, subscriptions, retained | core |
 //! | [`stp`] | the spanning tree as a pure state machine | core |
@@ -31,12 +32,14 @@
 //! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |
 //! | `listener` | accepts clients | shell |
 //! | `connection` | one client: one task, read and write | shell |
+//! | `policies` | which policy holds at which listener, read from its files | shell |
 //! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
 //! | `sys` | what the broker publishes of itself below `$SYS` | shell |
 //! | `admin` | health, metrics, REST | shell |
 //! | `server` | starts the shell's modules in order, stops them in reverse | shell |
 //! | `cli` | the programs | shell |
 
+pub mod auth;
 pub mod codec;
 pub mod config;
 pub mod frame;
@@ -70,6 +73,8 @@ pub mod listener;
 pub mod memory;
 #[cfg(feature = "net")]
 pub mod mesh;
+#[cfg(feature = "net")]
+pub mod policies;
 #[cfg(feature = "net")]
 pub mod resources;
 #[cfg(feature = "net")]

@@ -147,6 +147,14 @@ pub struct Metrics {
     pub dropped_too_large: Counter,
     /// Messages that expired before they could be sent [MQTT-3.3.2-5].
     pub dropped_expired: Counter,
+    /// Messages that waited for a client which may no longer receive them.
+    pub dropped_denied: Counter,
+    /// Messages and wills of clients that may not publish to their topics.
+    pub publishes_denied: Counter,
+    /// Filters of clients that may receive nothing of what they match.
+    pub subscribes_denied: Counter,
+    /// Clients that were refused because of who they are or did not prove to be.
+    pub logins_refused: Counter,
     /// Messages that could not be retained because the store is full.
     pub dropped_retained_full: Counter,
     /// Messages refused because somebody would have had to be kept waiting without memory.
@@ -240,6 +248,14 @@ impl Metrics {
             dropped("queue_full", &self.dropped_queue_full),
             dropped("too_large", &self.dropped_too_large),
             dropped("expired", &self.dropped_expired),
+            dropped("not_allowed", &self.dropped_denied),
+            counter(
+                "publishes_denied",
+                "Messages and wills of clients that may not publish to their topics",
+                &self.publishes_denied,
+            ),
+            counter("subscribes_denied", "Filters of clients that may receive nothing of them", &self.subscribes_denied),
+            counter("logins_refused", "Clients refused because of user name, password or certificate", &self.logins_refused),
             counter("retained_refused", "Messages that could not be retained for want of room", &self.dropped_retained_full),
             counter(
                 "messages_refused",

@@ -16,13 +16,14 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
 use crate::config::{Config, Listener, Mesh, QueueDrop};
-use crate::connection::{Meter, Rates, Terms};
+use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
 use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
+use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::OutboundLimits;
@@ -46,14 +47,27 @@ pub enum StartError {
     /// The certificates of `[mesh]`.
     #[error(transparent)]
     Credentials(#[from] TlsError),
+    /// The files of `[auth]` and of listeners.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The HTTP interface.
     #[error(transparent)]
     Admin(#[from] AdminError),
 }
 
 /// Keys of the configuration that a reload applies; `log.filter` is the program's to apply.
-const RELOADED: [&str; 7] =
-    ["log.filter", "mesh.cafile", "mesh.certfile", "mesh.crlfile", "mesh.discovery", "mesh.keyfile", "mesh.peers"];
+const RELOADED: [&str; 10] = [
+    "auth.acl_file",
+    "auth.allow_anonymous",
+    "auth.password_file",
+    "log.filter",
+    "mesh.cafile",
+    "mesh.certfile",
+    "mesh.crlfile",
+    "mesh.discovery",
+    "mesh.keyfile",
+    "mesh.peers",
+];
 
 /// A configuration that a running broker cannot take; it goes on as it was.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +78,9 @@ pub enum ReloadError {
     /// The mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
+    /// The files of `[auth]` and of listeners.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
 }
 
 /// Where a broker can be reached; what `--ready-file` holds.
@@ -86,6 +103,7 @@ pub struct Server {
     /// What it was started with.
     config: Config,
     addresses: Addresses,
+    policies: Policies,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
     timer: JoinHandle<()>,
@@ -120,6 +138,8 @@ impl Server {
                 queue_qos0: config.limits.queue_qos0_messages,
             },
         };
+        let policies = Policies::load(config)?;
+        let logins = Arc::new(Logins::default());
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), clock::now()));
         let bound: Vec<_> = config.listeners.iter().map(|one| listener::bind(one.bind)).collect::<Result<_, _>>()?;
         let mqtt = bound.iter().zip(&config.listeners).map(|(bound, one)| bound.local_addr().unwrap_or(one.bind)).collect();
@@ -133,12 +153,13 @@ impl Server {
         let listeners = bound
             .into_iter()
             .zip(&config.listeners)
-            .map(|(bound, one)| {
+            .zip(policies.all())
+            .map(|((bound, one), policy)| {
                 let connections = ConnectionLimits {
                     here: one.max_connections.unwrap_or(usize::MAX),
                     everywhere: config.limits.max_connections.min(clients),
                 };
-                let terms = Arc::new(terms(config, one));
+                let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins)));
                 task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
@@ -147,21 +168,32 @@ impl Server {
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, config: config.clone(), addresses, stop, listeners, timer, memory, sys, _admin: admin })
+        Ok(Self { parts, config: config.clone(), addresses, policies, stop, listeners, timer, memory, sys, _admin: admin })
     }
 
-    /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, read anew even where their names are the
-    /// same, and how peers are found. No client and no link is lost by it, but for links whose peers are no longer admitted. Returns the
-    /// keys, dotted, that have changed and need a restart.
+    /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, the users and rules of `[auth]` and of
+    /// listeners, read anew even where their names are the same, and how peers are found. No client and no link is lost by it, but for links
+    /// whose peers are no longer admitted and clients whose user is gone or has another password. Returns the keys, dotted, that have changed
+    /// and need a restart.
     ///
     /// # Errors
     /// See [`ReloadError`]: nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, ReloadError> {
+        let same_addresses = self.config.listeners.iter().map(|one| one.bind).eq(config.listeners.iter().map(|one| one.bind));
+        let mut running = self.config.clone();
+        if same_addresses {
+            running.listeners.iter_mut().zip(&config.listeners).for_each(|(running, new)| running.take_auth_of(new));
+        }
+        let policies = Policies::read_anew(config, &running.listeners)?;
         if let (Some(handle), Some(new)) = (&self.parts.mesh, &config.mesh) {
             handle.reload(Credentials::load(new)?)?;
             handle.reconfigure(new.peers.clone(), new.discovery.clone());
         }
-        let changes = self.config.changes(config).into_iter();
+        self.policies.replace(policies);
+        let (mut batch, now) = (Batch::default(), clock::now());
+        self.parts.router.judge_anew(&mut batch, |access| self.policies.judge(access), now);
+        self.parts.router.finish(&mut batch, now);
+        let changes = running.changes(config).into_iter();
         Ok(changes.filter(|key| !RELOADED.contains(&key.as_str())).collect())
     }
 
@@ -352,9 +384,10 @@ fn memory_limit(config: &Config) -> Option<u64> {
     Some(limit)
 }
 
-fn terms(config: &Config, listener: &Listener) -> Terms {
+fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Arc<Logins>) -> Terms {
     Terms {
-        allow_anonymous: listener.allow_anonymous,
+        policy,
+        logins,
         packet_bytes_max: listener.max_packet_size.unwrap_or(config.limits.max_packet_size),
         inflight_max: config.limits.max_inflight_messages,
         keep_alive_max_seconds: config.limits.max_keepalive,

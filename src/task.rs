@@ -15,6 +15,23 @@ where
     tokio::spawn(future)
 }
 
+/// Runs what takes a processor for long on a thread of its own. None if it panicked or the runtime is going down. The caller bounds how many there are.
+pub async fn blocking<T, F>(body: F) -> Option<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    match tokio::task::spawn_blocking(body).await {
+        Ok(result) => Some(result),
+        Err(error) => {
+            if error.is_panic() {
+                tracing::error!(%error, "a task panicked: this is a bug, please report it");
+            }
+            None
+        }
+    }
+}
+
 /// Starts an operating system thread called `name`.
 ///
 /// # Errors

@@ -11,10 +11,11 @@ use crate::admin;
 use crate::clock;
 use crate::config::Config;
 use crate::mesh::{MeshConfig, tls::Credentials};
+use crate::policies::Policies;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Say whether a broker could start with this configuration: keys, values, certificates
+    /// Say whether a broker could start with this configuration: keys, values, certificates, users and rules
     Check(Arguments),
     /// Print the configuration with environment and defaults, as TOML
     Show(Arguments),
@@ -36,11 +37,15 @@ pub(super) fn run(command: &Command) -> anyhow::Result<ExitCode> {
 fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = Settings::default().load(arguments.file.as_ref())?;
     log::check(&config.log)?;
-    for listener in config.listeners.iter().filter(|listener| !listener.allow_anonymous) {
-        print(&format!(
-            "warning: listener {}: allow_anonymous is false, and there is no other way to be let in yet",
-            listener.bind
-        ))?;
+    Policies::load(&config)?;
+    for listener in &config.listeners {
+        let auth = config.auth_of(listener);
+        if !auth.allow_anonymous && auth.password_file.is_none() {
+            print(&format!(
+                "warning: listener {}: nobody can come in; name a password_file, or set allow_anonymous = true",
+                listener.bind
+            ))?;
+        }
     }
     for warning in check_certificates(&config)? {
         print(&format!("warning: {warning}"))?;

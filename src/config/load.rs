@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::error::{ConfigError, Place, suggestion};
-use super::{Config, Listener, rules};
+use super::{Auth, Config, Listener, rules};
 
 /// What environment variables for us begin with. What follows is a key's path in capitals, joined by `__`.
 pub const ENVIRONMENT_PREFIX: &str = "MQTT_ST_QUIC__";
@@ -69,13 +69,15 @@ impl Sources<'_> {
     pub fn load(&self) -> Result<Config, ConfigError> {
         let document = self.file.map(|(name, text)| Document::parse(name, text)).transpose()?;
         let mut config = self.merge(document.as_ref())?;
+        // Where somebody has said who may come in, that holds for these, too.
+        let is_unsaid = config.auth == Auth::default();
         config.listeners.extend(self.listeners.iter().map(|bind| Listener {
             bind: *bind,
-            allow_anonymous: bind.ip().is_loopback(),
+            allow_anonymous: is_unsaid.then_some(bind.ip().is_loopback()),
             ..Listener::default()
         }));
         if config.listeners.is_empty() {
-            config.listeners.push(Listener { allow_anonymous: true, ..Listener::default() });
+            config.listeners.push(Listener { allow_anonymous: is_unsaid.then_some(true), ..Listener::default() });
         }
         if config.name.is_empty() {
             self.default_name.clone_into(&mut config.name);
@@ -281,7 +283,7 @@ mod tests {
     #[test]
     fn nothing_at_all_is_a_broker_on_loopback() {
         let config = Sources { default_name: "host", ..Sources::default() }.load().expect("the defaults");
-        let anonymous = Listener { allow_anonymous: true, ..Listener::default() };
+        let anonymous = Listener { allow_anonymous: Some(true), ..Listener::default() };
         assert_eq!(config, Config { name: "host".to_owned(), listeners: vec![anonymous], ..Config::default() });
     }
 
@@ -295,7 +297,7 @@ mod tests {
         };
         let config = sources.load().expect("good");
         let seen: Vec<_> = config.listeners.iter().map(|one| (one.bind.port(), one.allow_anonymous)).collect();
-        assert_eq!(seen, [(1, false), (2, true), (3, false)]);
+        assert_eq!(seen, [(1, None), (2, Some(true)), (3, Some(false))]);
     }
 
     #[test]
@@ -403,7 +405,7 @@ mod tests {
         assert_eq!(config.name, "17");
         let listeners: Vec<_> =
             config.listeners.iter().map(|one| (one.bind.port(), one.allow_anonymous, one.max_connections)).collect();
-        assert_eq!(listeners, [(5, false, Some(9)), (1883, true, None)]);
+        assert_eq!(listeners, [(5, None, Some(9)), (1883, Some(true), None)]);
         assert_eq!(config.limits.max_queued_bytes, 5 << 20);
         let Mesh { peers, lanes, discovery, name, costs, .. } = config.mesh.expect("a mesh");
         assert_eq!(costs.into_iter().collect::<Vec<_>>(), [("mec-2".to_owned(), 10)]);

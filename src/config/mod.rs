@@ -52,6 +52,8 @@ pub struct Config {
     /// The mesh; `None`: nothing listens, dials or announces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
+    /// Who may come in and what clients may do, where a listener says nothing else.
+    pub auth: Auth,
     /// Bounds for every client.
     pub limits: Limits,
     /// Probes and metrics that may be open to the network; `None`: not opened.
@@ -70,6 +72,7 @@ impl Default for Config {
             data_dir: PathBuf::from("data"),
             listeners: Vec::new(),
             mesh: None,
+            auth: Auth::default(),
             limits: Limits::default(),
             health: None,
             admin: Admin::default(),
@@ -79,6 +82,16 @@ impl Default for Config {
 }
 
 impl Config {
+    /// What holds at a listener: what it says itself, and for the rest [`Config::auth`].
+    #[must_use]
+    pub fn auth_of(&self, listener: &Listener) -> Auth {
+        Auth {
+            allow_anonymous: listener.allow_anonymous.unwrap_or(self.auth.allow_anonymous),
+            password_file: listener.password_file.clone().or_else(|| self.auth.password_file.clone()),
+            acl_file: listener.acl_file.clone().or_else(|| self.auth.acl_file.clone()),
+        }
+    }
+
     /// The file with the admin token.
     #[must_use]
     pub fn admin_token_file(&self) -> PathBuf {
@@ -95,8 +108,15 @@ pub struct Listener {
     pub bind: SocketAddr,
     /// What is spoken there.
     pub protocol: Protocol,
-    /// Whether a client without a user name may connect. Off as in Mosquitto; with no configuration at all, on.
-    pub allow_anonymous: bool,
+    /// Whether a client without a user name may connect here, in place of [`Auth::allow_anonymous`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_anonymous: Option<bool>,
+    /// In place of [`Auth::password_file`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// In place of [`Auth::acl_file`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub acl_file: Option<PathBuf>,
     /// Clients at this address at once, on top of [`Limits::max_connections`].
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_count")]
     pub max_connections: Option<usize>,
@@ -125,7 +145,9 @@ impl Default for Listener {
         Self {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), MQTT_PORT),
             protocol: Protocol::Mqtt,
-            allow_anonymous: false,
+            allow_anonymous: None,
+            password_file: None,
+            acl_file: None,
             max_connections: None,
             max_packet_size: None,
             max_message_rate: None,
@@ -134,6 +156,15 @@ impl Default for Listener {
             total_message_rate: None,
             total_byte_rate: None,
         }
+    }
+}
+
+impl Listener {
+    /// Takes over what another says of who may come in and what clients may do.
+    pub fn take_auth_of(&mut self, other: &Self) {
+        self.allow_anonymous = other.allow_anonymous;
+        self.password_file.clone_from(&other.password_file);
+        self.acl_file.clone_from(&other.acl_file);
     }
 }
 
@@ -267,6 +298,20 @@ pub enum Congestion {
     Cubic,
     /// As much as the path was found to carry in a round trip, whatever it loses (draft-cardwell-iccrg-bbr-congestion-control-00).
     Bbr,
+}
+
+/// Who may come in and what clients may do; each listener may say otherwise for itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Auth {
+    /// Whether a client without a user name may connect. Off as in Mosquitto; with no configuration at all, on.
+    pub allow_anonymous: bool,
+    /// File of user names and hashed passwords. `None`: nobody can log in with a password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// File of rules who may publish and receive what. `None`: whoever is in may do everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub acl_file: Option<PathBuf>,
 }
 
 /// `/healthz`, `/readyz` and `/metrics`, and nothing else: safe to open to probes.
@@ -403,6 +448,8 @@ mod tests {
         let limits = &everything.limits;
         assert!(limits.max_message_rate.is_some() && limits.max_byte_rate.is_some() && limits.max_connection_rate.is_some());
         assert!(limits.max_keepalive.is_some() && limits.memory_limit.is_some() && everything.admin.token_file.is_some());
+        assert!(listener.allow_anonymous.is_some() && listener.password_file.is_some() && listener.acl_file.is_some());
+        assert!(everything.auth.password_file.is_some() && everything.auth.acl_file.is_some());
         assert_ne!(everything.name, "host");
     }
 

@@ -1,15 +1,22 @@
-//! The first packet of a connection: CONNECT, and what it is answered (MQTT 5.0 sections 3.1, 3.2).
+//! The first packet of a connection: CONNECT, and what it is answered (MQTT 5.0 sections 3.1, 3.2); between the two, what an Authentication
+//! Method has to say (section 4.12).
 
+use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::Terms;
 use super::io::with_worker;
+use super::login::Found;
+use super::reauthentication::Reauthentication;
+use crate::auth::{Claim, Identity, Policy, SCRAM_SHA_256, Scram};
 use crate::clock;
-use crate::codec::{self, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode};
+use crate::codec::{
+    self, Auth, AuthProperties, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode,
+};
 use crate::limits::{CONNECT_BYTES_MAX, CONNECT_TIMEOUT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
 use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
@@ -18,6 +25,9 @@ use crate::topic;
 /// A CONNACK with all that we say takes less.
 const PACKET_BYTES_LEAST: u32 = 64;
 
+/// The same for a user that there is not.
+const WRONG: &str = "wrong user name or password";
+
 /// A client that is in.
 pub(super) struct Accepted {
     pub(super) connection: Connection,
@@ -25,6 +35,7 @@ pub(super) struct Accepted {
     pub(super) packet_bytes_max: u32,
     pub(super) client_packet_bytes_max: usize,
     pub(super) expiry_fixed: bool,
+    pub(super) reauthentication: Option<Box<Reauthentication>>,
     /// What came behind the CONNECT.
     pub(super) pipelined: Vec<u8>,
 }
@@ -45,7 +56,7 @@ pub(super) enum Refused {
 }
 
 /// Reads the CONNECT and opens the session. The CONNACK of success is in the session's outbox; that of a refusal is written.
-pub(super) async fn accept<S>(stream: &mut S, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
+pub(super) async fn accept<S>(stream: &mut S, peer: SocketAddr, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -54,7 +65,7 @@ where
     let accepted = match read {
         Err(_) => return Err(Refused::Silent),
         Ok(Err(refused)) => Err(refused),
-        Ok(Ok(())) => open(&bytes, router, terms),
+        Ok(Ok(())) => let_in(stream, &bytes, peer, router, terms).await,
     };
     if let Err(refused) = &accepted
         && let Some(connack) = refusal(refused, &bytes)
@@ -78,9 +89,149 @@ async fn read_connect<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut Vec<u8>,
     }
 }
 
-fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused> {
+/// Finds out who the client is, and opens its session if it may come in.
+async fn let_in<S>(stream: &mut S, bytes: &[u8], peer: SocketAddr, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let Some((connect, length)) = codec::decode_connect(bytes, CONNECT_BYTES_MAX)? else { return Err(Refused::Closed) };
-    check(&connect, terms)?;
+    check(&connect)?;
+    let policy = terms.policy.load_full();
+    let mut guest = Guest { stream, rest: bytes.get(length..).unwrap_or_default().to_vec(), connect: &connect, peer, terms };
+    let proven = guest.authenticate(&policy).await;
+    let proven = proven.inspect_err(|_| router.metrics().logins_refused.add(1))?;
+    let pipelined = guest.rest;
+    let accepted = open(&connect, pipelined, &proven, &policy, router, terms)?;
+    // The rules may have changed while the password was looked at, and those who were in by then have been judged.
+    let now_in_force = terms.policy.load();
+    if !Arc::ptr_eq(&now_in_force, &policy) {
+        with_worker(|worker| {
+            let (batch, now) = (&mut worker.scratch.batch, clock::now());
+            router.judge_one(batch, &accepted.connection.subscriber, |access| now_in_force.judge(access.identity()), now);
+            router.finish(batch, now);
+        });
+    }
+    Ok(accepted)
+}
+
+/// What a client has shown.
+struct Proven {
+    identity: Identity,
+    /// By a method, and what is to be said at its end.
+    method: Option<(&'static str, String)>,
+}
+
+/// A client that is at the door.
+struct Guest<'a, S> {
+    stream: &'a mut S,
+    /// What it has sent behind its CONNECT.
+    rest: Vec<u8>,
+    connect: &'a Connect<'a>,
+    peer: SocketAddr,
+    terms: &'a Terms,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
+    async fn authenticate(&mut self, policy: &Policy) -> Result<Proven, Refused> {
+        let since = clock::now();
+        if let Some(method) = self.connect.properties.authentication_method {
+            return self.authenticate_by(method, policy, since).await;
+        }
+        match policy.claim(self.connect.user_name, self.connect.password.is_some()) {
+            Claim::Granted(identity) => Ok(Proven { identity, method: None }),
+            Claim::NotAllowed => Err(self.refuse(ReasonCode::NotAuthorized, "anonymous clients may not come in here", since).await),
+            Claim::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
+            Claim::Check { name, record } => {
+                let password = self.connect.password.unwrap_or_default();
+                match self.terms.logins.verify(Some(self.peer.ip()), &name, &record, password).await {
+                    Found::Good => Ok(Proven { identity: Identity::User { name, record }, method: None }),
+                    Found::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
+                    Found::Busy => Err(self.refuse(ReasonCode::ServerBusy, "too many log-ins", since).await),
+                }
+            }
+        }
+    }
+
+    async fn authenticate_by(&mut self, method: &str, policy: &Policy, since: Instant) -> Result<Proven, Refused> {
+        let users = policy.users().filter(|users| method == SCRAM_SHA_256 && users.have_scram());
+        let Some(users) = users else {
+            return Err(self.unacceptable(ReasonCode::BadAuthenticationMethod, "an authentication method that is not offered"));
+        };
+        let first = self.connect.properties.authentication_data.unwrap_or_default();
+        let begun = Scram::begin(users, first);
+        let Ok((scram, challenge)) = begun else {
+            return Err(self.refuse(ReasonCode::NotAuthorized, "a SCRAM message that is not understood", since).await);
+        };
+        let response = tokio::time::timeout(CONNECT_TIMEOUT, self.ask(&challenge)).await.map_err(|_| Refused::Silent)??;
+        let user_name = self.connect.user_name;
+        match scram.finish(&response) {
+            Ok((identity, signature)) if user_name.is_none() || user_name == identity.user() => {
+                Ok(Proven { identity, method: Some((SCRAM_SHA_256, signature)) })
+            }
+            _ => Err(self.refuse(ReasonCode::NotAuthorized, WRONG, since).await),
+        }
+    }
+
+    /// Sends a challenge and reads the answer; nothing else may come [MQTT-3.1.2-30].
+    async fn ask(&mut self, challenge: &str) -> Result<Vec<u8>, Refused> {
+        let mut packet = Vec::new();
+        let properties = AuthProperties {
+            authentication_method: Some(SCRAM_SHA_256),
+            authentication_data: Some(challenge.as_bytes()),
+            ..AuthProperties::default()
+        };
+        // A challenge of ours fits.
+        let _ = codec::encode(
+            &mut packet,
+            ProtocolVersion::V5,
+            &Packet::Auth(Auth { reason: ReasonCode::ContinueAuthentication, properties }),
+        );
+        self.stream.write_all(&packet).await?;
+        loop {
+            let answer = match codec::decode(&self.rest, ProtocolVersion::V5, CONNECT_BYTES_MAX)? {
+                Some((Packet::Auth(auth), length)) => {
+                    let is_answer = auth.reason == ReasonCode::ContinueAuthentication
+                        && auth.properties.authentication_method == Some(SCRAM_SHA_256);
+                    Some((is_answer.then(|| auth.properties.authentication_data.unwrap_or_default().to_vec()), length))
+                }
+                Some((Packet::Disconnect(_), _)) => return Err(Refused::Closed),
+                Some((_, length)) => Some((None, length)),
+                None => None,
+            };
+            match answer {
+                Some((Some(data), length)) => {
+                    self.rest.drain(..length);
+                    return Ok(data);
+                }
+                Some((None, _)) => {
+                    return Err(self.unacceptable(ReasonCode::ProtocolError, "something else than the answer to a challenge"));
+                }
+                None if self.stream.read_buf(&mut self.rest).await? == 0 => return Err(Refused::Closed),
+                None => {}
+            }
+        }
+    }
+
+    fn unacceptable(&self, reason: ReasonCode, why: &'static str) -> Refused {
+        Refused::Unacceptable { version: self.connect.version, reason, why }
+    }
+
+    /// A refusal that takes its time.
+    async fn refuse(&self, reason: ReasonCode, why: &'static str, since: Instant) -> Refused {
+        let Connect { client_id, user_name, .. } = *self.connect;
+        self.terms.logins.refuse(Some(self.peer.ip()), client_id, user_name, why, since).await;
+        self.unacceptable(reason, why)
+    }
+}
+
+fn open(
+    connect: &Connect<'_>,
+    pipelined: Vec<u8>,
+    proven: &Proven,
+    policy: &Policy,
+    router: &Arc<Router>,
+    terms: &Terms,
+) -> Result<Accepted, Refused> {
     let now = clock::now();
     let version = connect.version;
     let v5 = version == ProtocolVersion::V5;
@@ -91,7 +242,7 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
         (false, true) => SessionExpiry::WithConnection,
         (false, false) => SessionExpiry::Never,
     };
-    let (keep_alive_seconds, server_keep_alive) = keep_alive(&connect, terms);
+    let (keep_alive_seconds, server_keep_alive) = keep_alive(connect, terms);
     let receive_maximum = connect.properties.receive_maximum.map_or(u16::MAX, NonZeroU16::get);
     let client_packet_bytes_max =
         connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
@@ -106,6 +257,7 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
             window: receive_maximum.min(terms.inflight_max),
             packet_bytes_max: client_packet_bytes_max,
         },
+        access: Some(policy.admit(&proven.identity)),
     };
     let connack = |session_present| {
         let properties = ConnAckProperties {
@@ -114,6 +266,8 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
             assigned_client_id: assigned.as_deref(),
             topic_alias_maximum: Some(TOPIC_ALIAS_MAX),
             server_keep_alive_seconds: server_keep_alive,
+            authentication_method: proven.method.as_ref().map(|(method, _)| *method),
+            authentication_data: proven.method.as_ref().map(|(_, last)| last.as_bytes()),
             ..ConnAckProperties::default()
         };
         let packet = Packet::ConnAck(Box::new(ConnAck { session_present, reason: ReasonCode::Success, properties }));
@@ -139,19 +293,14 @@ fn open(bytes: &[u8], router: &Arc<Router>, terms: &Terms) -> Result<Accepted, R
         packet_bytes_max: terms.packet_bytes_max,
         client_packet_bytes_max,
         expiry_fixed: v5 && expiry == SessionExpiry::WithConnection,
-        pipelined: bytes.get(length..).unwrap_or_default().to_vec(),
+        reauthentication: proven.method.is_some().then(|| Box::new(Reauthentication::new(Arc::clone(&terms.policy)))),
+        pipelined,
     })
 }
 
-fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
+fn check(connect: &Connect<'_>) -> Result<(), Refused> {
     let version = connect.version;
     let refuse = |reason, why| Err(Refused::Unacceptable { version, reason, why });
-    if connect.properties.authentication_method.is_some() {
-        return refuse(ReasonCode::BadAuthenticationMethod, "no enhanced authentication is configured");
-    }
-    if !terms.allow_anonymous {
-        return refuse(ReasonCode::NotAuthorized, "the listener does not allow anonymous clients and no users are configured");
-    }
     // 3.1.1 [MQTT-3.1.3-8]: no name needs a clean session; 3.1 knows no empty name.
     let nameless = connect.client_id.is_empty();
     if nameless && (version == ProtocolVersion::V3_1 || (version == ProtocolVersion::V3_1_1 && !connect.clean_start)) {

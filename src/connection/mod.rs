@@ -8,8 +8,10 @@
 
 mod handshake;
 mod io;
+mod login;
 mod pace;
 mod packets;
+mod reauthentication;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -18,14 +20,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+pub use self::login::Logins;
 pub use self::pace::{Meter, Rates};
 
 use self::handshake::Accepted;
 use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
 use self::pace::Pace;
+use self::reauthentication::Reauthentication;
+use crate::auth::Policy;
 use crate::clock;
 use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
@@ -43,8 +49,10 @@ const LINGER: Duration = Duration::from_millis(500);
 /// What the listener says about the clients that it accepts.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Clients without a user name may connect.
-    pub allow_anonymous: bool,
+    /// Who may come in, and what clients may do. A reload replaces it.
+    pub policy: Arc<ArcSwap<Policy>>,
+    /// Checks passwords.
+    pub logins: Arc<Logins>,
     /// Largest packet that is taken, bytes.
     pub packet_bytes_max: u32,
     /// Bound of ours on messages in flight to the client.
@@ -62,7 +70,7 @@ pub async fn serve<S>(mut stream: S, peer: SocketAddr, router: Arc<Router>, term
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let accepted = match handshake::accept(&mut stream, &router, &terms).await {
+    let accepted = match handshake::accept(&mut stream, peer, &router, &terms).await {
         Ok(accepted) => accepted,
         Err(refused) => {
             router.metrics().connections_refused.add(1);
@@ -146,6 +154,8 @@ struct Client<S> {
     pause: Option<Pin<Box<tokio::time::Sleep>>>,
     routes: RouteCache,
     aliases: packets::Aliases,
+    /// There for a client that authenticated by a method of its own: it may do so again.
+    reauthentication: Option<Box<Reauthentication>>,
     /// Acknowledgements that wait for the mesh.
     held: Vec<u8>,
     /// Waits until they may go.
@@ -178,6 +188,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             pause: None,
             routes: RouteCache::default(),
             aliases: packets::Aliases::default(),
+            reauthentication: accepted.reauthentication,
             held: Vec::new(),
             release: None,
             unread_answers_bytes: 0,

@@ -67,17 +67,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             Packet::Unsubscribe(unsubscribe) => self.unsubscribe(unsubscribe, scratch),
             Packet::PingReq => self.reply(&mut scratch.answers, &Packet::PingResp),
             Packet::Disconnect(disconnect) => Err(self.disconnect(disconnect)),
-            // No second CONNECT [MQTT-3.1.0-2], nothing that only a server sends; AUTH without a method begun [MQTT-4.12.0-6].
-            Packet::Connect(_)
-            | Packet::ConnAck(_)
-            | Packet::SubAck(_)
-            | Packet::UnsubAck(_)
-            | Packet::PingResp
-            | Packet::Auth(_) => Err(Fault::Close(ReasonCode::ProtocolError)),
+            Packet::Auth(auth) => self.authenticate_anew(auth, scratch),
+            // No second CONNECT [MQTT-3.1.0-2], nothing that only a server sends.
+            Packet::Connect(_) | Packet::ConnAck(_) | Packet::SubAck(_) | Packet::UnsubAck(_) | Packet::PingResp => {
+                Err(Fault::Close(ReasonCode::ProtocolError))
+            }
         }
     }
 
-    fn reply(&self, answers: &mut Vec<u8>, packet: &Packet<'_>) -> Result<(), Fault> {
+    pub(super) fn reply(&self, answers: &mut Vec<u8>, packet: &Packet<'_>) -> Result<(), Fault> {
         let start = answers.len();
         // Our own packets are within all bounds: a failure would be a bug of ours, and ends this connection only.
         codec::encode(answers, self.version, packet).map_err(|error| {
@@ -144,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             expires_at: expiry.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
             properties: &scratch.properties,
         };
-        let from = Ingress::Session(self.connection.subscriber.id);
+        let from = Ingress::Session(&self.connection.subscriber);
         let routed = self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now);
         match publish.packet_id {
             // Before MQTT 5 there is no way to refuse it but not to acknowledge it: the client will send it again (3.1.1, section 3.3.5.2).

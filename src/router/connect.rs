@@ -10,6 +10,7 @@ use dashmap::Entry;
 use super::deadlines::{Deadline, Due};
 use super::route::SubscriptionKey;
 use super::{Batch, Router};
+use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
 use crate::limits::SESSIONS_MAX;
 use crate::pressure::Level;
@@ -38,6 +39,8 @@ pub struct ConnectRequest<'a> {
     pub will: Option<Will>,
     /// What the connection can take.
     pub connected: Connected,
+    /// Who the client is, and what it may do. None: everything.
+    pub access: Option<Arc<Access>>,
 }
 
 /// A client's connection as the router knows it. Whoever holds it must end it with [`Router::disconnect`].
@@ -66,6 +69,7 @@ impl Router {
     }
 
     /// Opens a session for a client, takes over from its older connection, resumes what is to be resumed [MQTT-3.1.4-3, 3.1.2-4 to 6].
+    /// `Deviation:` a session is its user's: under another user's name it is not resumed but begun anew.
     ///
     /// `connack` makes the CONNACK, told whether a session was present; it is the first thing in the new outbox.
     ///
@@ -78,10 +82,11 @@ impl Router {
         connack: impl Fn(bool) -> Vec<u8>,
         now: Instant,
     ) -> Result<Connection, TooManySessions> {
-        let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected } = request;
+        let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, access } = request;
         let mut fired = None;
         let begin = |will| {
             let subscriber = self.new_subscriber(client_id);
+            subscriber.set_access(access.clone());
             let mut state = subscriber.lock();
             let epoch = subscriber.connect(&mut state, connected, expiry, will, &connack(false));
             drop(state);
@@ -105,7 +110,8 @@ impl Router {
                 let was_connected = state.connected.is_some();
                 // A session that ends with its connection ends when that connection is closed: here, or already.
                 let ended = state.expiry == SessionExpiry::WithConnection;
-                let resumed = !clean_start && !ended;
+                let is_same_user = is_same_user(&old, access.as_deref());
+                let resumed = !clean_start && !ended && is_same_user;
                 let delayed = state.will.as_ref().is_some_and(|will| !will.delay.is_zero());
                 if was_connected {
                     batch.wake_later(state.close(ReasonCode::SessionTakenOver));
@@ -114,11 +120,12 @@ impl Router {
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
                 let old_will = state.will.take();
                 if !(resumed && delayed) {
-                    fired = old_will;
+                    fired = old_will.map(|will| (Arc::clone(&old), will));
                 }
                 if resumed {
                     let epoch = old.connect(&mut state, connected, expiry, will, &connack(true));
                     drop(state);
+                    self.renew_access(&old, access.clone());
                     Connection { subscriber: old, epoch }
                 } else {
                     self.end(&old, state);
@@ -128,8 +135,8 @@ impl Router {
                 }
             }
         };
-        if let Some(will) = fired {
-            self.publish_will(batch, will, now);
+        if let Some((subscriber, will)) = fired {
+            self.publish_will(batch, &subscriber, will, now);
         }
         connection.subscriber.heard(self.millis(now));
         if let Some(silence) = silence_max {
@@ -183,7 +190,7 @@ impl Router {
             SessionExpiry::Never => {}
         }
         if let Some(will) = fired {
-            self.publish_will(batch, will, now);
+            self.publish_will(batch, subscriber, will, now);
         }
     }
 
@@ -198,12 +205,12 @@ impl Router {
                     let will = if state.epoch == epoch && state.connected.is_none() { state.will.take() } else { None };
                     drop(state);
                     if let Some(will) = will {
-                        self.publish_will(batch, will, now);
+                        self.publish_will(batch, &subscriber, will, now);
                     }
                 }
                 Due::Expiry => {
                     if let Some(will) = self.remove_if(&subscriber, epoch) {
-                        self.publish_will(batch, will, now);
+                        self.publish_will(batch, &subscriber, will, now);
                     }
                 }
             }
@@ -239,6 +246,61 @@ impl Router {
                 drop(state);
                 batch.wake_later(owner);
             }
+        }
+    }
+
+    /// Judges every session by rules that have changed: rights are renewed, connections of users who are gone or have another password are
+    /// closed, and the sessions of those who are gone end.
+    pub fn judge_anew(&self, batch: &mut Batch, judge: impl Fn(&Access) -> Standing, now: Instant) {
+        let subscribers: Vec<Arc<Subscriber>> = self.registry.iter().map(|entry| Arc::clone(entry.value())).collect();
+        for subscriber in subscribers {
+            self.judge_one(batch, &subscriber, &judge, now);
+        }
+    }
+
+    /// [`Router::judge_anew`] for a single session: one that was let in by the old rules while they changed.
+    pub fn judge_one(&self, batch: &mut Batch, subscriber: &Arc<Subscriber>, judge: impl Fn(&Access) -> Standing, now: Instant) {
+        let Some(access) = subscriber.access() else { return };
+        let standing = judge(&access);
+        let must_close = !matches!(standing, Standing::Good(_));
+        let is_gone = matches!(standing, Standing::Gone);
+        let renewed = match standing {
+            Standing::Good(access) | Standing::PasswordChanged(access) => access,
+            Standing::Gone => Arc::new(access.shut_out()),
+        };
+        self.renew_access(subscriber, Some(renewed));
+        if !must_close {
+            return;
+        }
+        let mut state = subscriber.lock();
+        if is_gone {
+            state.expiry = SessionExpiry::WithConnection;
+        }
+        let epoch = state.epoch;
+        let is_connected = state.connected.is_some();
+        if is_connected {
+            batch.wake_later(state.close(ReasonCode::NotAuthorized));
+        }
+        drop(state);
+        if is_gone
+            && !is_connected
+            && let Some(will) = self.remove_if(subscriber, epoch)
+        {
+            self.publish_will(batch, subscriber, will, now);
+        }
+    }
+
+    /// Routes in which the client's old rights stand are void, unless the new ones are the same.
+    fn renew_access(&self, subscriber: &Subscriber, access: Option<Arc<Access>>) {
+        let old = subscriber.access();
+        let is_same = match (&old, &access) {
+            (None, None) => true,
+            (Some(old), Some(new)) => old.grants_same(new),
+            _ => false,
+        };
+        subscriber.set_access(access);
+        if !is_same {
+            self.subscriptions_changed(0);
         }
     }
 
@@ -278,12 +340,25 @@ impl Router {
         self.subscriptions_changed(-removed);
     }
 
-    fn publish_will(&self, batch: &mut Batch, will: Will, now: Instant) {
+    /// A will goes out if its client may publish to its topic by now; if not, there is nobody left to be told.
+    fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, now: Instant) {
+        if !subscriber.may_publish(&will.message.topic) {
+            self.metrics.publishes_denied.add(1);
+            return;
+        }
         let message = StoredMessage { expires_at: will.message_expiry.map(|rest| now + rest), ..will.message };
         self.publish_own(batch, &message, now);
     }
 
     fn add_deadline(&self, at: Instant, due: Due, subscriber: &Arc<Subscriber>, epoch: u64) {
         self.deadlines.add(Deadline { at, due, subscriber: Arc::downgrade(subscriber), epoch });
+    }
+}
+
+/// A session of which nobody has said whose it is may be anybody's.
+fn is_same_user(old: &Subscriber, access: Option<&Access>) -> bool {
+    match (old.access(), access) {
+        (Some(old), Some(new)) => old.identity().user() == new.identity().user(),
+        _ => true,
     }
 }

@@ -11,13 +11,13 @@ use super::system::is_system;
 use crate::codec::{QoS, ReasonCode};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
-use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, SubscriberId, Variants, remaining_seconds};
+use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, Subscriber, Variants, remaining_seconds};
 
 /// Whence a message comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ingress {
+#[derive(Clone, Copy, Debug)]
+pub enum Ingress<'a> {
     /// A client of this broker.
-    Session(SubscriberId),
+    Session(&'a Subscriber),
     /// This broker itself: a will.
     Broker,
     /// A link of the mesh; it is not sent back there.
@@ -37,6 +37,8 @@ pub enum Routed {
     NotRetained,
     /// Sent to nobody: it would have to wait for somebody, and memory is full.
     NoMemory,
+    /// Sent to nobody: the client may not publish to this topic.
+    NotAllowed,
 }
 
 impl Routed {
@@ -47,6 +49,7 @@ impl Routed {
             Self::Done => ReasonCode::Success,
             Self::Unmatched => ReasonCode::NoMatchingSubscribers,
             Self::NotRetained | Self::NoMemory => ReasonCode::QuotaExceeded,
+            Self::NotAllowed => ReasonCode::NotAuthorized,
         }
     }
 }
@@ -68,6 +71,7 @@ struct Counts {
     full: u64,
     too_large: u64,
     expired: u64,
+    denied: u64,
 }
 
 impl Counts {
@@ -109,6 +113,7 @@ impl Batch {
 
     pub(super) fn count_pumped(&mut self, pumped: Pumped) {
         self.counts.sent += pumped.sent;
+        self.counts.denied += pumped.denied;
         self.counts.expired += pumped.expired;
         self.counts.too_large += pumped.too_large;
     }
@@ -122,33 +127,37 @@ impl Router {
         batch: &mut Batch,
         routes: &mut RouteCache,
         message: &Message<'_>,
-        ingress: Ingress,
+        ingress: Ingress<'_>,
         now: Instant,
     ) -> Routed {
+        let publisher = match ingress {
+            Ingress::Session(subscriber) => Some(subscriber),
+            Ingress::Broker | Ingress::Link | Ingress::System => None,
+        };
+        let generation = self.generation.load(Ordering::Acquire);
+        let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic, publisher));
+        if !route.may_publish {
+            self.metrics.publishes_denied.add(1);
+            return Routed::NotAllowed;
+        }
         batch.variants.begin();
         let memory = self.pressure.level();
         batch.variants.memory = memory;
         // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
         if message.retain && !self.retain(batch, message) {
             self.metrics.dropped_retained_full.add(1);
-            if matches!(ingress, Ingress::Session(_)) {
+            if publisher.is_some() {
                 return Routed::NotRetained;
             }
         }
-        let generation = self.generation.load(Ordering::Acquire);
-        let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic));
         // One that comes over a link was acknowledged elsewhere: it is dropped for those for whom it would have to wait.
-        let may_refuse = message.qos != QoS::AtMostOnce && matches!(ingress, Ingress::Session(_));
+        let may_refuse = message.qos != QoS::AtMostOnce && publisher.is_some();
         if memory == Level::Full && may_refuse && route.would_queue(message.qos, memory) {
             self.metrics.refused_memory.add(1);
             return Routed::NoMemory;
         }
-        let publisher = match ingress {
-            Ingress::Session(id) => Some(id),
-            Ingress::Broker | Ingress::Link | Ingress::System => None,
-        };
         for target in &route.targets {
-            if target.no_local && publisher == Some(target.subscriber.id) {
+            if target.no_local && publisher.is_some_and(|publisher| publisher.id == target.subscriber.id) {
                 continue;
             }
             let outcome = batch.deliver(target, message, now, true);
@@ -183,6 +192,7 @@ impl Router {
         self.metrics.dropped_queue_full.add(counts.full);
         self.metrics.dropped_too_large.add(counts.too_large);
         self.metrics.dropped_expired.add(counts.expired);
+        self.metrics.dropped_denied.add(counts.denied);
     }
 
     /// Publishes a message of the broker's own making.

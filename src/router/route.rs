@@ -77,27 +77,34 @@ impl SharedTargets {
     }
 }
 
-/// Everybody who gets a topic. A client whose subscriptions overlap gets one copy.
+/// Everybody who gets a topic. A client whose subscriptions overlap gets one copy; one that may not receive the topic gets none.
 #[derive(Debug, Default)]
 pub(super) struct Route {
+    /// Whether the publisher whose memory this is in may publish to the topic. If not, nobody is looked for.
+    pub(super) may_publish: bool,
     pub(super) targets: Vec<Target>,
     pub(super) shared: Vec<SharedTargets>,
 }
 
 impl Route {
-    /// Looks `topic` up.
-    pub(super) fn find(subscriptions: &Subscriptions, topic: &str) -> Self {
+    /// Looks `topic` up for a client, or for the broker itself. Rights are asked here and not again until the generation changes.
+    pub(super) fn find(subscriptions: &Subscriptions, topic: &str, publisher: Option<&Subscriber>) -> Self {
+        if publisher.is_some_and(|publisher| !publisher.may_publish(topic)) {
+            return Self::default();
+        }
         let mut found: Vec<(&Arc<Subscriber>, &SubscriptionOptions)> = Vec::new();
         let mut groups: HashMap<&Group, Vec<Target>, ahash::RandomState> = HashMap::default();
         subscriptions.for_each_match(topic, |_, subscription| match &subscription.group {
             None => found.push((&subscription.subscriber, &subscription.options)),
-            Some(group) => {
+            Some(group) if subscription.subscriber.may_receive(topic) => {
                 groups.entry(group).or_default().push(Target::new(&subscription.subscriber, &[&subscription.options]));
             }
+            Some(_) => {}
         });
         found.sort_by_key(|(subscriber, _)| subscriber.id);
         let targets = found
             .chunk_by(|(a, _), (b, _)| a.id == b.id)
+            .filter(|same| same.first().is_some_and(|(subscriber, _)| subscriber.may_receive(topic)))
             .filter_map(|same| {
                 let options: Vec<&SubscriptionOptions> = same.iter().map(|(_, options)| *options).collect();
                 same.first().map(|(subscriber, _)| Target::new(subscriber, &options))
@@ -111,7 +118,7 @@ impl Route {
                 SharedTargets { members, next: AtomicUsize::new(rand::random::<u16>().into()) }
             })
             .collect();
-        Self { targets, shared }
+        Self { may_publish: true, targets, shared }
     }
 
     /// Whether a message would have to wait in somebody's queue.

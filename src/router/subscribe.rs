@@ -33,6 +33,9 @@ pub enum SubscribeError {
     /// No Local with a shared subscription is a protocol error [MQTT-3.8.3-4]: the connection is to end.
     #[error("No Local on a shared subscription")]
     SharedNoLocal,
+    /// The client may receive nothing that the filter matches.
+    #[error("the client may not receive anything of it")]
+    NotAllowed,
     /// The session has as many subscriptions as it may have.
     #[error("the session's subscriptions take more than {SUBSCRIPTIONS_BYTES_MAX} bytes")]
     TooMany,
@@ -45,6 +48,7 @@ impl SubscribeError {
         match self {
             Self::Filter(_) => ReasonCode::TopicFilterInvalid,
             Self::SharedNoLocal => ReasonCode::ProtocolError,
+            Self::NotAllowed => ReasonCode::NotAuthorized,
             Self::TooMany => ReasonCode::QuotaExceeded,
         }
     }
@@ -62,6 +66,10 @@ impl Router {
             return Err(SubscribeError::SharedNoLocal);
         }
         let subscriber = &connection.subscriber;
+        if !subscriber.may_subscribe(filter.levels) {
+            self.metrics.subscribes_denied.add(1);
+            return Err(SubscribeError::NotAllowed);
+        }
         // The trie's lock is held across the session's, so that a session that ends meanwhile leaves nothing behind.
         let mut subscriptions = self.subscriptions.write();
         let mut state = subscriber.lock();
@@ -132,19 +140,22 @@ impl Router {
     /// Fills the connection's outbox from what waits: redelivery, the session's queue, retained messages. Called by the connection
     /// itself, when it has written and after acknowledgements. True if there is more to look up: call again after the others.
     pub fn pump(&self, batch: &mut Batch, connection: &Connection, now: Instant) -> bool {
+        let may_receive = |topic: &str| connection.subscriber.may_receive(topic);
         let mut state = connection.subscriber.lock();
         if state.epoch != connection.epoch || state.connected.is_none() || !state.has_backlog() {
             return false;
         }
         let memory = self.pressure.level();
         batch.variants().memory = memory;
-        let pumped = state.pump(batch.variants(), now);
+        let pumped = state.pump(batch.variants(), may_receive, now);
         batch.count_pumped(pumped);
         let mut look_ups = 0;
         while !state.retained.is_empty() && !state.outbox.is_full(memory) && state.outbound.queue_len() == 0 {
             if let Some((message, options)) = state.retained.next() {
                 // What was replaced meanwhile has gone out live: an older value must not follow it.
-                if self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now) {
+                let is_still_said =
+                    self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now);
+                if is_still_said && may_receive(&message.topic) {
                     let outcome = state.deliver_retained(batch.variants(), &message, &options, now);
                     batch.count(outcome);
                 }

@@ -41,6 +41,7 @@ impl Bench {
             silence_max: Some(Duration::from_secs(90)),
             will,
             connected: Connected { version: ProtocolVersion::V5, window: 10, packet_bytes_max: usize::MAX },
+            access: None,
         };
         let present = std::cell::Cell::new(false);
         let connack = |session_present| {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::inbound::Inbound;
@@ -14,6 +15,7 @@ use super::outbound::{Outbound, OutboundLimits, Queued, Resend};
 use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
 use super::variants::Variants;
+use crate::auth::Access;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
 use crate::pressure::Level;
 
@@ -133,6 +135,7 @@ pub struct Subscriber {
     pub heard_at_ms: AtomicU64,
     /// [`State::epoch`] for those who must not take the lock; 0 before the first connection and when the session has ended.
     epoch: AtomicU64,
+    access: ArcSwapOption<Access>,
     state: Mutex<State>,
 }
 
@@ -145,6 +148,7 @@ impl Subscriber {
             client_id,
             heard_at_ms: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
+            access: ArcSwapOption::empty(),
             state: Mutex::new(State {
                 epoch: 0,
                 connected: None,
@@ -193,6 +197,35 @@ impl Subscriber {
     #[must_use]
     pub fn is_latest(&self, epoch: u64) -> bool {
         self.epoch.load(Ordering::Acquire) == epoch
+    }
+
+    /// What the client may do. None: nobody has said, and everything is allowed.
+    #[must_use]
+    pub fn access(&self) -> Option<Arc<Access>> {
+        self.access.load_full()
+    }
+
+    /// From now on the client may do what `access` says.
+    pub(crate) fn set_access(&self, access: Option<Arc<Access>>) {
+        self.access.store(access);
+    }
+
+    /// See [`Access::may_publish`].
+    #[must_use]
+    pub fn may_publish(&self, topic: &str) -> bool {
+        self.access.load().as_ref().is_none_or(|access| access.may_publish(&self.client_id, topic))
+    }
+
+    /// See [`Access::may_receive`].
+    #[must_use]
+    pub fn may_receive(&self, topic: &str) -> bool {
+        self.access.load().as_ref().is_none_or(|access| access.may_receive(&self.client_id, topic))
+    }
+
+    /// See [`Access::may_subscribe`].
+    #[must_use]
+    pub fn may_subscribe(&self, filter: &str) -> bool {
+        self.access.load().as_ref().is_none_or(|access| access.may_subscribe(&self.client_id, filter))
     }
 
     /// The client was heard at `now_ms`.
@@ -309,15 +342,20 @@ impl State {
         self.outbound.queue_len() > 0 || !self.retained.is_empty() || self.outbound.needs_resend()
     }
 
-    /// Moves what waits into the outbox, as far as window and outbox allow: first what is sent again, then the queue. Counts
-    /// (sent, expired, too large).
-    pub fn pump(&mut self, variants: &mut Variants, now: Instant) -> Pumped {
+    /// Moves what waits into the outbox, as far as window and outbox allow: first what is sent again, then the queue. What the
+    /// client may no longer receive is dropped.
+    pub fn pump(&mut self, variants: &mut Variants, may_receive: impl Fn(&str) -> bool, now: Instant) -> Pumped {
         let mut pumped = Pumped::default();
         let Some(connected) = self.connected else { return pumped };
         while !self.outbox.is_full(variants.memory) {
             let Some(resend) = self.outbound.resend(connected.window) else { break };
             match resend {
                 Resend::PubRel(id) => self.send_pubrel(id, connected.version),
+                // The right was taken away meanwhile.
+                Resend::Publish(id, queued) if !may_receive(&queued.message.topic) => {
+                    self.outbound.forget(id);
+                    pumped.denied += 1;
+                }
                 Resend::Publish(id, queued) => {
                     // An exchange under way runs to its end whatever its expiry [MQTT-4.3.3-7].
                     let message = queued.message.borrow();
@@ -346,6 +384,10 @@ impl State {
             let Some(queued) = self.outbound.dequeue() else { break };
             if queued.message.expires_at.is_some_and(|at| at <= now) {
                 pumped.expired += 1;
+                continue;
+            }
+            if !may_receive(&queued.message.topic) {
+                pumped.denied += 1;
                 continue;
             }
             variants.begin_stored(&queued.message);
@@ -423,4 +465,6 @@ pub struct Pumped {
     pub expired: u64,
     /// Messages dropped because the client takes no packet of that size.
     pub too_large: u64,
+    /// Messages dropped because the client may no longer receive them.
+    pub denied: u64,
 }

@@ -27,7 +27,7 @@ impl Broker {
         let mut config = Config {
             name: "conformance".to_owned(),
             data_dir: data_dir.path().to_owned(),
-            listeners: vec![Listener { bind: any_port, allow_anonymous: true, ..Listener::default() }],
+            listeners: vec![Listener { bind: any_port, allow_anonymous: Some(true), ..Listener::default() }],
             ..Config::default()
         };
         config.admin.bind = Some(any_port);

@@ -253,7 +253,7 @@ fn mqtt_3_1_2_21_the_server_may_shorten_the_keep_alive() {
 
 #[test]
 fn a_listener_without_anonymous_clients_refuses_them() {
-    let broker = Broker::with(|config| config.listeners[0].allow_anonymous = false);
+    let broker = Broker::with(|config| config.listeners[0].allow_anonymous = Some(false));
     for (version, reasons) in [(4, [0x05, 0x04]), (5, [0x87, 0x86])] {
         let mut client = Client::open(&broker, version);
         client.send(&Connect::new(version).encode());

@@ -59,7 +59,7 @@ impl Fleet {
         Ok(Config {
             data_dir: self.directory.0.join(&name),
             name,
-            listeners: vec![Listener { bind, allow_anonymous: true, ..Listener::default() }],
+            listeners: vec![Listener { bind, allow_anonymous: Some(true), ..Listener::default() }],
             mesh: Some(Mesh { name: MESH.to_owned(), listen: ANY_PORT, discovery: vec![Discovery::Static], ..Mesh::default() }),
             admin: Admin { bind: Some(ANY_PORT), token_file: None },
             ..Config::default()

@@ -1,0 +1,132 @@
+//! What one client may do: who it is, and the rules that hold for it.
+
+use std::sync::Arc;
+
+use super::acl::{Asking, Right, Rules};
+use super::password::Record;
+
+/// Who a client has shown itself to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Nobody, and nobody asked. A user name without a password file to check it by is worth nothing, either.
+    Anonymous,
+    /// A user by the password that this record is of.
+    User {
+        /// The name.
+        name: Arc<str>,
+        /// By what it was found good.
+        record: Arc<Record>,
+    },
+    /// A user by the certificate of its TLS connection, or what a proxy in front of us has said of that.
+    Certified {
+        /// The name.
+        name: Arc<str>,
+    },
+}
+
+impl Identity {
+    /// The user, if there is one.
+    #[must_use]
+    pub fn user(&self) -> Option<&str> {
+        match self {
+            Self::Anonymous => None,
+            Self::User { name, .. } | Self::Certified { name } => Some(name),
+        }
+    }
+}
+
+/// See the module's page. Immutable and without a client's own name, so that many clients share it; one whose rights change gets another.
+#[derive(Debug)]
+pub struct Access {
+    identity: Identity,
+    listener: usize,
+    /// None: there are no rules, and everything is allowed.
+    rules: Option<Arc<Rules>>,
+}
+
+impl Access {
+    /// Of whoever came in as that at the listener of that index.
+    #[must_use]
+    pub fn new(identity: Identity, listener: usize, rules: Option<Arc<Rules>>) -> Self {
+        Self { identity, listener, rules }
+    }
+
+    /// Of the same client when it is shut out: it may do nothing.
+    #[must_use]
+    pub fn shut_out(&self) -> Self {
+        Self::new(self.identity.clone(), self.listener, Some(Arc::default()))
+    }
+
+    /// Who the client is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// At which listener it came in.
+    #[must_use]
+    pub fn listener(&self) -> usize {
+        self.listener
+    }
+
+    /// Whether both grant a client the same: what was decided with one holds with the other.
+    #[must_use]
+    pub fn grants_same(&self, other: &Self) -> bool {
+        let same_rules = match (&self.rules, &other.rules) {
+            (None, None) => return true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+            _ => false,
+        };
+        same_rules && self.identity.user() == other.identity.user()
+    }
+
+    /// Whether the client may publish to a topic.
+    #[must_use]
+    pub fn may_publish(&self, client_id: &str, topic: &str) -> bool {
+        self.rules.as_ref().is_none_or(|rules| rules.allow(self.asking(client_id), Right::Write, topic))
+    }
+
+    /// Whether the client may get what is published to a topic.
+    #[must_use]
+    pub fn may_receive(&self, client_id: &str, topic: &str) -> bool {
+        self.rules.as_ref().is_none_or(|rules| rules.allow(self.asking(client_id), Right::Read, topic))
+    }
+
+    /// Whether a subscription could bring the client anything: not if its rules grant none of what `filter` (checked, without a share name)
+    /// matches. What of it the client gets is [`Access::may_receive`]'s to say, message by message.
+    #[must_use]
+    pub fn may_subscribe(&self, client_id: &str, filter: &str) -> bool {
+        self.rules.as_ref().is_none_or(|rules| rules.allow_some(self.asking(client_id), filter))
+    }
+
+    fn asking<'a>(&'a self, client_id: &'a str) -> Asking<'a> {
+        Asking { user: self.identity.user(), client_id }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_rules_everything_is_allowed_and_shut_out_nothing() {
+        let access = Access::new(Identity::Anonymous, 0, None);
+        assert!(access.may_publish("c", "a") && access.may_receive("c", "a") && access.may_subscribe("c", "#"));
+        let out = access.shut_out();
+        assert!(!out.may_publish("c", "a") && !out.may_receive("c", "a") && !out.may_subscribe("c", "#"));
+    }
+
+    #[test]
+    fn equal_rules_grant_the_same() {
+        let rules = |text: &str| Some(Arc::new(Rules::parse(text.as_bytes()).unwrap()));
+        let access = |user: Option<&str>, rules| {
+            let identity = user.map_or(Identity::Anonymous, |name| Identity::Certified { name: name.into() });
+            Access::new(identity, 0, rules)
+        };
+        assert!(access(None, rules("topic #")).grants_same(&access(None, rules("# again\ntopic #"))));
+        assert!(access(None, None).grants_same(&access(Some("bob"), None)));
+        for (user, other) in [(None, None), (None, rules("topic read #")), (Some("bob"), rules("topic #"))] {
+            assert!(!access(None, rules("topic #")).grants_same(&access(user, other)));
+        }
+    }
+}

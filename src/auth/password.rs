@@ -1,0 +1,352 @@
+//! One password, hashed: making it, reading it from a file, checking against it.
+//!
+//! | in the file | what |
+//! |---|---|
+//! | `$6$SALT$HASH` | SHA-512 over password and salt, Mosquitto 1.6 and older |
+//! | `$7$ITERATIONS$SALT$HASH` | PBKDF2 with HMAC-SHA-512, Mosquitto 2 |
+//! | `$argon2id$v=19$m=KIB,t=PASSES,p=LANES$SALT$HASH` | Argon2id, RFC 9106, Mosquitto 2.1 |
+//! | `SCRAM-SHA-256$ITERATIONS:SALT$STOREDKEY:SERVERKEY` | RFC 5803; for SCRAM and for plain passwords |
+//!
+//! Nothing here is stored that a client could log in with, but for SCRAM's server key, with which somebody could pose as the broker.
+
+use std::fmt;
+
+use argon2::Argon2;
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256, Sha512};
+use subtle::ConstantTimeEq;
+
+/// What PBKDF2 is told by default: as Mosquitto 2.0.
+const ITERATIONS_DEFAULT: u32 = 1_000;
+/// What SCRAM is told by default: RFC 7677 wants 4,096 at least and 15,000 soon. The client pays for it.
+const SCRAM_ITERATIONS_DEFAULT: u32 = 15_000;
+/// See [`SCRAM_ITERATIONS_DEFAULT`]; clients refuse less.
+const SCRAM_ITERATIONS_MIN: u32 = 4_096;
+/// Above this one log-in would keep a processor for seconds.
+const ITERATIONS_MAX: u32 = 2_000_000;
+/// What Argon2id is told: as Mosquitto 2.1, and one of the choices of OWASP.
+const ARGON2_MEMORY_KIB: u32 = 47_104;
+/// See [`ARGON2_MEMORY_KIB`].
+const ARGON2_PASSES: u32 = 1;
+/// Above this one log-in would take memory that others need.
+const ARGON2_MEMORY_KIB_MAX: u32 = 256 * 1_024;
+/// Memory times passes: above this one log-in would keep a processor for seconds.
+const ARGON2_WORK_KIB_MAX: u32 = 1_024 * 1_024;
+/// See [`ARGON2_MEMORY_KIB_MAX`].
+const ARGON2_LANES_MAX: u32 = 16;
+/// Salts of ours, bytes.
+const SALT_BYTES: usize = 16;
+/// Salts of others: enough for all, bytes.
+const SALT_BYTES_MAX: usize = 256;
+/// SHA-512's output, bytes.
+const HASH_BYTES: usize = 64;
+/// SHA-256's output, bytes.
+pub(super) const KEY_BYTES: usize = 32;
+
+const SHA_512: &str = "$6$";
+const PBKDF2: &str = "$7$";
+const ARGON2ID: &str = "$argon2id$";
+const SCRAM: &str = "SCRAM-SHA-256$";
+
+/// How a new password is hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hash {
+    /// `$6$`: one round, for brokers that know nothing else.
+    Sha512,
+    /// `$7$`.
+    Sha512Pbkdf2,
+    /// `$argon2id$`.
+    Argon2id,
+    /// For clients that authenticate with SCRAM-SHA-256; good for others, too.
+    ScramSha256,
+}
+
+/// Why text is no record, or none can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// It begins like none of them.
+    #[error("it is of no known kind")]
+    Unknown,
+    /// Something is missing or left over.
+    #[error("it has not the parts that its kind has")]
+    Parts,
+    /// A part is not Base64 (RFC 4648, section 4).
+    #[error("a part of it is not Base64")]
+    Base64,
+    /// A part has a length that it cannot have.
+    #[error("a part of it has {0} bytes")]
+    Length(usize),
+    /// An iteration count that is useless or unbearable.
+    #[error("{given} iterations; from {least} to {ITERATIONS_MAX} are accepted")]
+    Iterations {
+        /// What it says.
+        given: u32,
+        /// The least that is accepted.
+        least: u32,
+    },
+    /// Parameters of Argon2 that it does not allow, or that are unbearable.
+    #[error(
+        "m={memory_kib},t={passes},p={lanes}; at most {ARGON2_MEMORY_KIB_MAX} KiB of memory, {ARGON2_WORK_KIB_MAX} KiB times passes and \
+         {ARGON2_LANES_MAX} lanes are accepted"
+    )]
+    Argon2 {
+        /// Memory.
+        memory_kib: u32,
+        /// Passes.
+        passes: u32,
+        /// Lanes.
+        lanes: u32,
+    },
+    /// The algorithm takes a count of iterations only where it has one.
+    #[error("this kind of hash has no count of iterations")]
+    NoIterations,
+    /// A password that SASLprep does not allow (RFC 4013): control characters, or not UTF-8.
+    #[error("the password has characters that SCRAM does not allow (RFC 4013)")]
+    Saslprep,
+}
+
+/// A hashed password. `Debug` shows its kind; [`fmt::Display`] shows it as it stands in a file.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Record(Kind);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Kind {
+    Sha512 { salt: Box<[u8]>, hash: [u8; HASH_BYTES] },
+    Pbkdf2 { iterations: u32, salt: Box<[u8]>, hash: [u8; HASH_BYTES] },
+    Argon2id { cost: Argon2Cost, salt: Box<[u8]>, hash: Box<[u8]> },
+    Scram(ScramKeys),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Argon2Cost {
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
+}
+
+/// What a server keeps of a password for SCRAM (RFC 5802, section 3).
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct ScramKeys {
+    pub(super) iterations: u32,
+    pub(super) salt: Box<[u8]>,
+    pub(super) stored_key: [u8; KEY_BYTES],
+    pub(super) server_key: [u8; KEY_BYTES],
+}
+
+impl Record {
+    /// Hashes a password with a salt of its own. Slow on purpose. `iterations` in place of the default.
+    ///
+    /// # Errors
+    /// When the count or the password does not go with the hash.
+    pub fn new(hash: Hash, iterations: Option<u32>, password: &[u8]) -> Result<Self, Unusable> {
+        let salt: Box<[u8]> = rand::random::<[u8; SALT_BYTES]>().into();
+        let kind = match hash {
+            Hash::Sha512 if iterations.is_none() => Kind::Sha512 { hash: sha512(password, &salt), salt },
+            Hash::Argon2id if iterations.is_none() => {
+                let cost = Argon2Cost { memory_kib: ARGON2_MEMORY_KIB, passes: ARGON2_PASSES, lanes: 1 };
+                let mut hash = [0; KEY_BYTES];
+                cost.hash(password, &salt, &mut hash)?;
+                Kind::Argon2id { cost, salt, hash: hash.into() }
+            }
+            Hash::Sha512 | Hash::Argon2id => return Err(Unusable::NoIterations),
+            Hash::Sha512Pbkdf2 => {
+                let iterations = check_iterations(iterations.unwrap_or(ITERATIONS_DEFAULT), 1)?;
+                Kind::Pbkdf2 { iterations, hash: pbkdf2(password, &salt, iterations), salt }
+            }
+            Hash::ScramSha256 => {
+                let iterations = check_iterations(iterations.unwrap_or(SCRAM_ITERATIONS_DEFAULT), SCRAM_ITERATIONS_MIN)?;
+                Kind::Scram(ScramKeys::new(password, salt, iterations).ok_or(Unusable::Saslprep)?)
+            }
+        };
+        Ok(Self(kind))
+    }
+
+    /// Reads what stands behind the user name in a password file.
+    ///
+    /// # Errors
+    /// See [`Unusable`].
+    pub fn parse(text: &str) -> Result<Self, Unusable> {
+        let kind = if let Some(rest) = text.strip_prefix(SHA_512) {
+            let [salt, hash] = parts(rest, '$')?;
+            Kind::Sha512 { salt: salt_of(salt, &STANDARD)?, hash: exactly(&decode(hash, &STANDARD)?)? }
+        } else if let Some(rest) = text.strip_prefix(PBKDF2) {
+            let [iterations, salt, hash] = parts(rest, '$')?;
+            let iterations = check_iterations(number(iterations)?, 1)?;
+            Kind::Pbkdf2 { iterations, salt: salt_of(salt, &STANDARD)?, hash: exactly(&decode(hash, &STANDARD)?)? }
+        } else if let Some(rest) = text.strip_prefix(ARGON2ID) {
+            let [version, cost, salt, hash] = parts(rest, '$')?;
+            if version != "v=19" {
+                return Err(Unusable::Parts);
+            }
+            let hash = decode(hash, &STANDARD_NO_PAD)?;
+            if !(16..=SALT_BYTES_MAX).contains(&hash.len()) {
+                return Err(Unusable::Length(hash.len()));
+            }
+            Kind::Argon2id { cost: Argon2Cost::parse(cost)?, salt: salt_of(salt, &STANDARD_NO_PAD)?, hash: hash.into() }
+        } else if let Some(rest) = text.strip_prefix(SCRAM) {
+            let [work, keys] = parts(rest, '$')?;
+            let ([iterations, salt], [stored, server]) = (parts(work, ':')?, parts(keys, ':')?);
+            Kind::Scram(ScramKeys {
+                iterations: check_iterations(number(iterations)?, SCRAM_ITERATIONS_MIN)?,
+                salt: salt_of(salt, &STANDARD)?,
+                stored_key: exactly(&decode(stored, &STANDARD)?)?,
+                server_key: exactly(&decode(server, &STANDARD)?)?,
+            })
+        } else {
+            return Err(Unusable::Unknown);
+        };
+        Ok(Self(kind))
+    }
+
+    /// Whether `password` is the one. Slow on purpose, up to seconds, and with Argon2id in need of memory, up to 256 MiB.
+    #[must_use]
+    pub fn verify(&self, password: &[u8]) -> bool {
+        match &self.0 {
+            Kind::Sha512 { salt, hash } => sha512(password, salt).ct_eq(hash).into(),
+            Kind::Pbkdf2 { iterations, salt, hash } => pbkdf2(password, salt, *iterations).ct_eq(hash).into(),
+            Kind::Argon2id { cost, salt, hash } => {
+                let mut found = vec![0; hash.len()];
+                // Parameters were checked when the record was read: what fails here is not the password's match.
+                cost.hash(password, salt, &mut found).is_ok() && bool::from(found.ct_eq(hash))
+            }
+            Kind::Scram(keys) => {
+                let found = ScramKeys::new(password, keys.salt.clone(), keys.iterations);
+                found.is_some_and(|found| found.stored_key.ct_eq(&keys.stored_key).into())
+            }
+        }
+    }
+
+    /// What SCRAM needs, if the record has it.
+    pub(super) fn scram(&self) -> Option<&ScramKeys> {
+        match &self.0 {
+            Kind::Scram(keys) => Some(keys),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let padded = |bytes: &[u8]| STANDARD.encode(bytes);
+        let bare = |bytes: &[u8]| STANDARD_NO_PAD.encode(bytes);
+        match &self.0 {
+            Kind::Sha512 { salt, hash } => write!(f, "{SHA_512}{}${}", padded(salt), padded(hash)),
+            Kind::Pbkdf2 { iterations, salt, hash } => write!(f, "{PBKDF2}{iterations}${}${}", padded(salt), padded(hash)),
+            Kind::Argon2id { cost, salt, hash } => {
+                let Argon2Cost { memory_kib, passes, lanes } = cost;
+                write!(f, "{ARGON2ID}v=19$m={memory_kib},t={passes},p={lanes}${}${}", bare(salt), bare(hash))
+            }
+            Kind::Scram(ScramKeys { iterations, salt, stored_key, server_key }) => {
+                write!(f, "{SCRAM}{iterations}:{}${}:{}", padded(salt), padded(stored_key), padded(server_key))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Kind::Sha512 { .. } => "Record($6$)",
+            Kind::Pbkdf2 { .. } => "Record($7$)",
+            Kind::Argon2id { .. } => "Record($argon2id$)",
+            Kind::Scram(_) => "Record(SCRAM-SHA-256)",
+        })
+    }
+}
+
+impl Argon2Cost {
+    /// `m=KIB,t=PASSES,p=LANES`.
+    fn parse(text: &str) -> Result<Self, Unusable> {
+        let [memory_kib, passes, lanes] = parts(text, ',')?;
+        let value = |part: &str, name: &str| part.strip_prefix(name).ok_or(Unusable::Parts).and_then(number);
+        let cost = Self { memory_kib: value(memory_kib, "m=")?, passes: value(passes, "t=")?, lanes: value(lanes, "p=")? };
+        let work = cost.memory_kib.checked_mul(cost.passes).is_some_and(|work| work <= ARGON2_WORK_KIB_MAX);
+        let within = work && cost.memory_kib <= ARGON2_MEMORY_KIB_MAX && cost.lanes <= ARGON2_LANES_MAX;
+        if within && cost.params(KEY_BYTES).is_ok() { Ok(cost) } else { Err(cost.unusable()) }
+    }
+
+    fn unusable(self) -> Unusable {
+        Unusable::Argon2 { memory_kib: self.memory_kib, passes: self.passes, lanes: self.lanes }
+    }
+
+    fn params(self, hash_bytes: usize) -> Result<argon2::Params, Unusable> {
+        argon2::Params::new(self.memory_kib, self.passes, self.lanes, Some(hash_bytes)).map_err(|_| self.unusable())
+    }
+
+    fn hash(self, password: &[u8], salt: &[u8], out: &mut [u8]) -> Result<(), Unusable> {
+        let argon2 = Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, self.params(out.len())?);
+        argon2.hash_password_into(password, salt, out).map_err(|_| self.unusable())
+    }
+}
+
+impl ScramKeys {
+    /// None for a password that SASLprep refuses.
+    fn new(password: &[u8], salt: Box<[u8]>, iterations: u32) -> Option<Self> {
+        let password = std::str::from_utf8(password).ok()?;
+        let password = stringprep::saslprep(password).ok()?;
+        let mut salted = [0; KEY_BYTES];
+        pbkdf2::pbkdf2_hmac::<Sha256>(password.as_bytes(), &salt, iterations, &mut salted);
+        let stored_key = Sha256::digest(hmac_sha256(&salted, b"Client Key")).into();
+        let server_key = hmac_sha256(&salted, b"Server Key");
+        Some(Self { iterations, salt, stored_key, server_key })
+    }
+
+    /// Keys of a user that there is not: the same for the same name as long as this process lives, good for no password.
+    pub(super) fn decoy(user: &str) -> Self {
+        static SECRET: std::sync::OnceLock<[u8; KEY_BYTES]> = std::sync::OnceLock::new();
+        let salt = hmac_sha256(SECRET.get_or_init(rand::random), user.as_bytes());
+        let (salt, _) = salt.split_at(SALT_BYTES);
+        Self { iterations: SCRAM_ITERATIONS_DEFAULT, salt: salt.into(), stored_key: rand::random(), server_key: rand::random() }
+    }
+}
+
+/// HMAC-SHA-256 (RFC 2104).
+pub(super) fn hmac_sha256(key: &[u8; KEY_BYTES], message: &[u8]) -> [u8; KEY_BYTES] {
+    // A key is filled up with zeros to the hash's block.
+    let mut block = [0; 64];
+    let (start, _) = block.split_at_mut(KEY_BYTES);
+    start.copy_from_slice(key);
+    let mut mac = Hmac::<Sha256>::new(&block.into());
+    mac.update(message);
+    mac.finalize().into_bytes().into()
+}
+
+fn sha512(password: &[u8], salt: &[u8]) -> [u8; HASH_BYTES] {
+    Sha512::new().chain_update(password).chain_update(salt).finalize().into()
+}
+
+fn pbkdf2(password: &[u8], salt: &[u8], iterations: u32) -> [u8; HASH_BYTES] {
+    let mut hash = [0; HASH_BYTES];
+    pbkdf2::pbkdf2_hmac::<Sha512>(password, salt, iterations, &mut hash);
+    hash
+}
+
+fn parts<const N: usize>(text: &str, separator: char) -> Result<[&str; N], Unusable> {
+    let parts: Vec<&str> = text.split(separator).collect();
+    parts.try_into().map_err(|_| Unusable::Parts)
+}
+
+fn decode(text: &str, engine: &impl Engine) -> Result<Vec<u8>, Unusable> {
+    engine.decode(text).map_err(|_| Unusable::Base64)
+}
+
+fn exactly<const N: usize>(bytes: &[u8]) -> Result<[u8; N], Unusable> {
+    bytes.try_into().map_err(|_| Unusable::Length(bytes.len()))
+}
+
+/// Argon2 wants eight bytes; the others are not looked at twice.
+fn salt_of(text: &str, engine: &impl Engine) -> Result<Box<[u8]>, Unusable> {
+    let salt = decode(text, engine)?;
+    if (8..=SALT_BYTES_MAX).contains(&salt.len()) { Ok(salt.into()) } else { Err(Unusable::Length(salt.len())) }
+}
+
+fn number(text: &str) -> Result<u32, Unusable> {
+    // `parse` takes a sign.
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().map_err(|_| Unusable::Parts) } else { Err(Unusable::Parts) }
+}
+
+fn check_iterations(given: u32, least: u32) -> Result<u32, Unusable> {
+    if (least..=ITERATIONS_MAX).contains(&given) { Ok(given) } else { Err(Unusable::Iterations { given, least }) }
+}

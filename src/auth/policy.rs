@@ -1,0 +1,163 @@
+//! What holds at one listener: whether anonymous clients may come in, who its users are, and the rules for all of them.
+
+use std::sync::Arc;
+
+use super::access::{Access, Identity};
+use super::acl::Rules;
+use super::password::Record;
+use super::users::Users;
+
+/// See the module's page. Immutable: a reload makes another.
+#[derive(Debug)]
+pub struct Policy {
+    /// What a client without a user name may do; none: it does not come in.
+    anonymous: Option<Arc<Access>>,
+    listener: usize,
+    users: Option<Arc<Users>>,
+    rules: Option<Arc<Rules>>,
+}
+
+/// What becomes of a client that shows what a CONNECT has room for.
+#[derive(Debug)]
+pub enum Claim {
+    /// It is in.
+    Granted(Identity),
+    /// It is in if [`Record::verify`] finds the password good, as that user.
+    Check {
+        /// The user.
+        name: Arc<str>,
+        /// Of the user's password.
+        record: Arc<Record>,
+    },
+    /// No such user, or no password: reason code 0x86, 4 before MQTT 5.
+    Wrong,
+    /// Reason code 0x87, 5 before MQTT 5.
+    NotAllowed,
+}
+
+/// What becomes of a client that came in under an older policy.
+#[derive(Debug)]
+pub enum Standing {
+    /// It goes on, with these rights.
+    Good(Arc<Access>),
+    /// Its user has another password now: whoever is connected must show that. The session is still the user's.
+    PasswordChanged(Arc<Access>),
+    /// Its user is no more: neither connection nor session goes on.
+    Gone,
+}
+
+impl Policy {
+    /// Of the listener of that index. Without `users` nobody can show to be one by a password, without `rules` who is in may do everything.
+    #[must_use]
+    pub fn new(listener: usize, allow_anonymous: bool, users: Option<Arc<Users>>, rules: Option<Arc<Rules>>) -> Self {
+        let anonymous = allow_anonymous.then(|| Arc::new(Access::new(Identity::Anonymous, listener, rules.clone())));
+        Self { anonymous, listener, users, rules }
+    }
+
+    /// Who may log in with a password.
+    #[must_use]
+    pub fn users(&self) -> Option<&Users> {
+        self.users.as_deref()
+    }
+
+    /// Judges a client that named `user_name`, and sent a password or not.
+    #[must_use]
+    pub fn claim(&self, user_name: Option<&str>, has_password: bool) -> Claim {
+        match (user_name, &self.users) {
+            (Some(name), Some(users)) => match users.find(name) {
+                Some((name, record)) if has_password => Claim::Check { name: Arc::clone(name), record: Arc::clone(record) },
+                _ => Claim::Wrong,
+            },
+            // A name that nobody can check is worth nothing: no rule about a user of that name holds for it.
+            (None, _) | (_, None) if self.anonymous.is_some() => Claim::Granted(Identity::Anonymous),
+            (None, _) | (_, None) => Claim::NotAllowed,
+        }
+    }
+
+    /// What the client may do that came in as that.
+    #[must_use]
+    pub fn admit(&self, identity: &Identity) -> Arc<Access> {
+        match (identity, &self.anonymous) {
+            (Identity::Anonymous, Some(access)) => Arc::clone(access),
+            _ => Arc::new(Access::new(identity.clone(), self.listener, self.rules.clone())),
+        }
+    }
+
+    /// Judges a client that is in already, or whose session waits for it.
+    #[must_use]
+    pub fn judge(&self, identity: &Identity) -> Standing {
+        match identity {
+            Identity::Anonymous if self.anonymous.is_none() => Standing::Gone,
+            Identity::Anonymous | Identity::Certified { .. } => Standing::Good(self.admit(identity)),
+            Identity::User { name, record } => match self.users.as_ref().and_then(|users| users.find(name)) {
+                Some((_, now)) if now == record => Standing::Good(self.admit(identity)),
+                Some(_) => Standing::PasswordChanged(self.admit(identity)),
+                None => Standing::Gone,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users(text: &str) -> Option<Arc<Users>> {
+        Some(Arc::new(Users::parse(text.as_bytes()).unwrap()))
+    }
+
+    const BOB: &str =
+        "bob:$6$c2FsdHNhbHQ=$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA==\n";
+
+    #[test]
+    fn who_names_a_user_must_be_one_and_who_names_none_must_be_wanted() {
+        for (allow_anonymous, users, name, has_password, expected) in [
+            (false, None, None, false, "not allowed"),
+            (false, None, Some("bob"), true, "not allowed"),
+            (true, None, None, false, "anonymous"),
+            (true, None, Some("bob"), true, "anonymous"),
+            (false, users(BOB), None, false, "not allowed"),
+            (false, users(BOB), None, true, "not allowed"),
+            (true, users(BOB), None, false, "anonymous"),
+            (false, users(BOB), Some("bob"), true, "check"),
+            (true, users(BOB), Some("bob"), false, "wrong"),
+            (true, users(BOB), Some("eve"), true, "wrong"),
+            (true, users(BOB), Some(""), true, "wrong"),
+        ] {
+            let case = format!("{allow_anonymous} {users:?} {name:?} {has_password}");
+            let found = match Policy::new(0, allow_anonymous, users, None).claim(name, has_password) {
+                Claim::Granted(Identity::Anonymous) => "anonymous",
+                Claim::Granted(_) => "somebody",
+                Claim::Check { name, .. } if &*name == "bob" => "check",
+                Claim::Check { .. } => "check another",
+                Claim::Wrong => "wrong",
+                Claim::NotAllowed => "not allowed",
+            };
+            assert_eq!(found, expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn who_is_in_stays_as_long_as_nothing_of_it_changes() {
+        let policy = |allow_anonymous, users| Policy::new(0, allow_anonymous, users, None);
+        let Claim::Check { name, record } = policy(false, users(BOB)).claim(Some("bob"), true) else { panic!("a user") };
+        let bob = Identity::User { name, record };
+        let changed = BOB.replace("c2FsdHNhbHQ", "c2FsdHNhbHR");
+        for (identity, allow_anonymous, users, expected) in [
+            (&bob, false, users(&format!("# again\n{BOB}")), "good"),
+            (&bob, false, users(&changed), "changed"),
+            (&bob, true, users(&BOB.replace("bob", "bobby")), "gone"),
+            (&bob, true, None, "gone"),
+            (&Identity::Anonymous, true, users(BOB), "good"),
+            (&Identity::Anonymous, false, users(BOB), "gone"),
+            (&Identity::Certified { name: "bob".into() }, false, None, "good"),
+        ] {
+            let found = match policy(allow_anonymous, users).judge(identity) {
+                Standing::Good(_) => "good",
+                Standing::PasswordChanged(_) => "changed",
+                Standing::Gone => "gone",
+            };
+            assert_eq!(found, expected, "{identity:?} {allow_anonymous}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Who a client is: hashing passwords off the threads that serve clients, and making guesses cheap for us and slow for who guesses.
+//!
+//! - Hashing runs on threads of its own, as many at once as `HASHES_AT_ONCE` says; so many log-ins wait for one at most, the others are told that
+//!   the broker is busy.
+//! - A password that was found good is remembered for a minute, as a keyed digest: clients that come back after a restart of their network cost
+//!   no hash.
+//! - A refusal for a wrong password, or a user that there is not, takes a fixed time, the same for both. An address from which many came waits
+//!   its turn before anything is hashed for it.
+//!
+//! What is decided here and what for is `auth`'s; that names come escaped into the log and once a second at most is this module's.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use crate::auth::Record;
+use crate::{clock, task};
+
+/// Log-ins that wait for a hash at once.
+const WAITING_MAX: usize = 1_000;
+/// How long a password that was found good is not hashed again.
+const REMEMBERED: Duration = Duration::from_secs(60);
+/// Passwords that are remembered.
+const REMEMBERED_MAX: usize = 10_000;
+/// How long a refusal takes.
+const REFUSAL_DELAY: Duration = Duration::from_secs(1);
+/// Refusals that an address may have without waiting for its turn; each is forgotten after [`TURN`].
+const FREE_REFUSALS: u32 = 10;
+/// How far apart the turns of an address with more refusals are.
+const TURN: Duration = Duration::from_secs(1);
+/// A turn that is further away than this is not waited for.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Addresses of which refusals are remembered.
+const ADDRESSES_MAX: usize = 10_000;
+/// Refusals are logged once in this time.
+const SAID_EVERY: Duration = Duration::from_secs(1);
+
+/// What was found of a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Good,
+    Wrong,
+    /// Not looked at: too many others wait, or too many wrong ones came from there.
+    Busy,
+}
+
+/// See the module's page. One for all listeners.
+#[derive(Debug)]
+pub struct Logins {
+    hashing: Arc<Semaphore>,
+    waiting: Semaphore,
+    /// Makes what is remembered worthless to who reads our memory later.
+    key: [u8; 32],
+    good: Mutex<HashMap<[u8; 32], Instant, ahash::RandomState>>,
+    refused: Mutex<HashMap<IpAddr, Refusals, ahash::RandomState>>,
+    said: Mutex<Said>,
+}
+
+/// How an address stands: full refusals empty at one a [`TURN`].
+#[derive(Clone, Copy, Debug)]
+struct Refusals {
+    count: u32,
+    at: Instant,
+    /// When the next of its log-ins may be looked at.
+    next: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    at: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Default for Logins {
+    /// Half of the processors may hash.
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        Self {
+            hashing: Arc::new(Semaphore::new((processors / 2).max(1))),
+            waiting: Semaphore::new(WAITING_MAX),
+            key: rand::random(),
+            good: Mutex::default(),
+            refused: Mutex::default(),
+            said: Mutex::default(),
+        }
+    }
+}
+
+impl Logins {
+    /// Whether `password` is `user`'s. `address` is whence the client comes, as far as that can be told.
+    pub(super) async fn verify(&self, address: Option<IpAddr>, user: &str, record: &Arc<Record>, password: &[u8]) -> Found {
+        let digest = self.digest(user, record, password);
+        if self.remembers(&digest) {
+            return Found::Good;
+        }
+        let Ok(_waiting) = self.waiting.try_acquire() else { return Found::Busy };
+        match address.map_or(Some(Duration::ZERO), |address| self.turn(address)) {
+            None => return Found::Busy,
+            Some(Duration::ZERO) => {}
+            Some(wait) => tokio::time::sleep(wait).await,
+        }
+        // The permit goes with the hash: it is given back when that is done, even if the client is gone by then.
+        let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return Found::Busy };
+        let (record, password) = (Arc::clone(record), password.to_vec());
+        let verified = task::blocking(move || {
+            let is_good = record.verify(&password);
+            drop(permit);
+            is_good
+        });
+        match verified.await {
+            Some(true) => {
+                self.remember(digest);
+                Found::Good
+            }
+            Some(false) => Found::Wrong,
+            None => Found::Busy,
+        }
+    }
+
+    /// Counts a refusal, says so now and then, and waits until `since` is long enough ago for the client to be told.
+    pub(super) async fn refuse(&self, address: Option<IpAddr>, client: &str, user: Option<&str>, why: &str, since: Instant) {
+        let now = clock::now();
+        if let Some(address) = address {
+            self.count_refusal(address, now);
+        }
+        self.say(address, client, user, why, now);
+        tokio::time::sleep_until((since + REFUSAL_DELAY).into()).await;
+    }
+
+    fn say(&self, address: Option<IpAddr>, client: &str, user: Option<&str>, why: &str, now: Instant) {
+        let mut said = self.said.lock();
+        if said.at.is_some_and(|at| now.duration_since(at) < SAID_EVERY) {
+            said.unsaid += 1;
+            return;
+        }
+        let unsaid = std::mem::take(&mut said.unsaid);
+        said.at = Some(now);
+        drop(said);
+        let address = address.map_or_else(|| "a local client".to_owned(), |address| address.to_string());
+        tracing::warn!(address, client = ?excerpt(client), user = ?user.map(excerpt), why, unsaid, "log-in refused");
+    }
+
+    fn digest(&self, user: &str, record: &Record, password: &[u8]) -> [u8; 32] {
+        // The record has its salt: what is remembered is void when the password is set anew.
+        let record = record.to_string();
+        let hash = Sha256::new().chain_update(self.key);
+        let hash = [user.as_bytes(), record.as_bytes()]
+            .iter()
+            .fold(hash, |hash, part| hash.chain_update((part.len() as u64).to_be_bytes()).chain_update(part));
+        hash.chain_update(password).finalize().into()
+    }
+
+    fn remembers(&self, digest: &[u8; 32]) -> bool {
+        let now = clock::now();
+        self.good.lock().get(digest).is_some_and(|at| now.duration_since(*at) < REMEMBERED)
+    }
+
+    fn remember(&self, digest: [u8; 32]) {
+        let now = clock::now();
+        let mut good = self.good.lock();
+        if good.len() >= REMEMBERED_MAX {
+            good.retain(|_, at| now.duration_since(*at) < REMEMBERED);
+            if good.len() >= REMEMBERED_MAX {
+                good.clear();
+            }
+        }
+        good.insert(digest, now);
+    }
+
+    /// How long a log-in from `address` has to wait for its turn; none: too long.
+    fn turn(&self, address: IpAddr) -> Option<Duration> {
+        let now = clock::now();
+        let mut refused = self.refused.lock();
+        let Some(refusals) = refused.get_mut(&network(address)) else { return Some(Duration::ZERO) };
+        if refusals.count_at(now) < FREE_REFUSALS {
+            return Some(Duration::ZERO);
+        }
+        let wait = refusals.next.saturating_duration_since(now);
+        if wait > TURN_WAIT_MAX {
+            return None;
+        }
+        refusals.next = refusals.next.max(now) + TURN;
+        Some(wait)
+    }
+
+    fn count_refusal(&self, address: IpAddr, now: Instant) {
+        let mut refused = self.refused.lock();
+        if refused.len() >= ADDRESSES_MAX {
+            refused.retain(|_, refusals| refusals.count_at(now) > 0);
+            if refused.len() >= ADDRESSES_MAX {
+                refused.clear();
+            }
+        }
+        let refusals = refused.entry(network(address)).or_insert(Refusals { count: 0, at: now, next: now });
+        refusals.count = refusals.count_at(now).saturating_add(1).min(2 * FREE_REFUSALS);
+        refusals.at = now;
+    }
+}
+
+impl Refusals {
+    fn count_at(&self, now: Instant) -> u32 {
+        let forgotten = now.saturating_duration_since(self.at).as_secs() / TURN.as_secs();
+        self.count.saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX))
+    }
+}
+
+/// Who has one IPv6 address has 2^64 of them.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
+        v4 => v4,
+    }
+}
+
+fn excerpt(text: &str) -> String {
+    text.chars().take(64).collect()
+}

@@ -1,0 +1,136 @@
+//! Which policy holds at which listener: read from the files that the configuration names, at the start and anew at each reload.
+//!
+//! It reads and hands out; what a policy decides is `auth`'s. All files are read before anything changes: if one of them is missing, empty or
+//! not understood, nothing is taken over from any.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::auth::{Access, FileError, Policy, Rules, Standing, Users};
+use crate::config::{Auth, Config, Listener};
+
+/// Why the files of a configuration make no policies.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// A file that is not there, or that the broker's user may not read.
+    #[error("{key}: cannot read {}: {source}; make the file, let the broker's user read it, or name another", path.display())]
+    Unreadable {
+        /// Which key names it.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file with something in it that is not understood, or with nothing.
+    #[error("{key}: {}{}: {}", path.display(), Line(error.line), error.problem)]
+    Bad {
+        /// Which key names it.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Where, and what.
+        error: FileError,
+    },
+}
+
+struct Line(Option<usize>);
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.map_or(Ok(()), |line| write!(f, ":{line}"))
+    }
+}
+
+/// The policy of one listener, which a reload replaces.
+pub type CurrentPolicy = Arc<ArcSwap<Policy>>;
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Policies {
+    of_listeners: Vec<CurrentPolicy>,
+}
+
+impl Policies {
+    /// Reads what `config` names, a policy for each listener in their order.
+    ///
+    /// # Errors
+    /// See [`PolicyError`].
+    pub fn load(config: &Config) -> Result<Self, PolicyError> {
+        let policies = read(config, &config.listeners)?;
+        Ok(Self { of_listeners: policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect() })
+    }
+
+    /// Reads everything anew for the listeners that there are. The result is put in force by [`Policies::replace`].
+    ///
+    /// # Errors
+    /// See [`PolicyError`].
+    pub fn read_anew(config: &Config, listeners: &[Listener]) -> Result<Vec<Arc<Policy>>, PolicyError> {
+        read(config, listeners)
+    }
+
+    /// What comes in from now on is judged by these.
+    pub fn replace(&self, policies: Vec<Arc<Policy>>) {
+        self.of_listeners.iter().zip(policies).for_each(|(current, policy)| current.store(policy));
+    }
+
+    /// Of all listeners, in their order.
+    #[must_use]
+    pub fn all(&self) -> &[CurrentPolicy] {
+        &self.of_listeners
+    }
+
+    /// Judges a client that came in under any earlier policy of its listener.
+    #[must_use]
+    pub fn judge(&self, access: &Access) -> Standing {
+        match self.of_listeners.get(access.listener()) {
+            Some(policy) => policy.load().judge(access.identity()),
+            None => Standing::Gone,
+        }
+    }
+}
+
+/// A file that several listeners name is read once.
+fn read(config: &Config, listeners: &[Listener]) -> Result<Vec<Arc<Policy>>, PolicyError> {
+    let (mut users, mut rules) = (HashMap::new(), HashMap::new());
+    let policy = |(index, listener)| {
+        let Auth { allow_anonymous, password_file, acl_file } = config.auth_of(listener);
+        let users = password_file.map(|path| file(&mut users, "password_file", path, Users::parse)).transpose()?;
+        let rules = acl_file.map(|path| file(&mut rules, "acl_file", path, Rules::parse)).transpose()?;
+        Ok(Arc::new(Policy::new(index, allow_anonymous, users, rules)))
+    };
+    listeners.iter().enumerate().map(policy).collect()
+}
+
+fn file<T>(
+    read: &mut HashMap<PathBuf, Arc<T>>,
+    key: &'static str,
+    path: PathBuf,
+    parse: impl Fn(&[u8]) -> Result<T, FileError>,
+) -> Result<Arc<T>, PolicyError> {
+    if let Some(known) = read.get(&path) {
+        return Ok(Arc::clone(known));
+    }
+    let text = std::fs::read(&path).map_err(|source| PolicyError::Unreadable { key, path: path.clone(), source })?;
+    let parsed = Arc::new(parse(&text).map_err(|error| PolicyError::Bad { key, path: path.clone(), error })?);
+    if key == "password_file" {
+        warn_if_open(&path);
+    }
+    read.insert(path, Arc::clone(&parsed));
+    Ok(parsed)
+}
+
+/// Hashes that everybody on the machine can read are guessed at leisure.
+fn warn_if_open(path: &Path) {
+    #[cfg(unix)]
+    if let Ok(metadata) = std::fs::metadata(path) {
+        use std::os::unix::fs::PermissionsExt;
+        if metadata.permissions().mode() & 0o004 != 0 {
+            tracing::warn!(file = %path.display(), "everybody on this machine can read the password file; chmod 0640 it");
+        }
+    }
+}
