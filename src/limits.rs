@@ -8,7 +8,7 @@ pub const MQTT_REMAINING_LENGTH_MAX: u32 = 268_435_455;
 pub const PACKET_BYTES_MAX_DEFAULT: u32 = 64 * 1024 * 1024;
 /// A connection that has not sent its CONNECT may make us hold no more than this many bytes.
 pub const CONNECT_BYTES_MAX: u32 = 512 * 1024;
-/// A client that has not sent a whole CONNECT after this is closed.
+/// A client that has not sent a whole CONNECT after this is closed: all that a transport has to say before (PROXY header, TLS, WebSocket) counts.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Topic levels that a name or filter may have, as Mosquitto's.
 pub const TOPIC_LEVELS_MAX: usize = 200;

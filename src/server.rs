@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Config, Listener, Mesh, QueueDrop};
+use crate::config::{Bind, Config, Listener, Mesh, QueueDrop};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId};
 use crate::limits;
@@ -87,7 +87,7 @@ pub enum ReloadError {
 #[derive(Clone, Debug, Serialize)]
 pub struct Addresses {
     /// The listeners for clients, in the order of the configuration.
-    pub mqtt: Vec<SocketAddr>,
+    pub mqtt: Vec<Bind>,
     /// The mesh's UDP socket.
     pub mesh: Option<SocketAddr>,
     /// `[admin]`.
@@ -141,8 +141,12 @@ impl Server {
         let policies = Policies::load(config)?;
         let logins = Arc::new(Logins::default());
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), clock::now()));
-        let bound: Vec<_> = config.listeners.iter().map(|one| listener::bind(one.bind)).collect::<Result<_, _>>()?;
-        let mqtt = bound.iter().zip(&config.listeners).map(|(bound, one)| bound.local_addr().unwrap_or(one.bind)).collect();
+        let bound: Vec<_> = config.listeners.iter().map(listener::bind).collect::<Result<_, _>>()?;
+        let mqtt = bound
+            .iter()
+            .zip(&config.listeners)
+            .map(|(bound, one)| bound.local_addr().map_or_else(|_| one.bind.clone(), Bind::from))
+            .collect();
         let mesh = config.mesh.as_ref().map(|mesh| start_mesh(config, mesh, credentials, &router)).transpose()?;
         let memory_limit = memory_limit(config);
         let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, listeners: bound.len(), memory_limit });
@@ -179,7 +183,7 @@ impl Server {
     /// # Errors
     /// See [`ReloadError`]: nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, ReloadError> {
-        let same_addresses = self.config.listeners.iter().map(|one| one.bind).eq(config.listeners.iter().map(|one| one.bind));
+        let same_addresses = self.config.listeners.iter().map(|one| &one.bind).eq(config.listeners.iter().map(|one| &one.bind));
         let mut running = self.config.clone();
         if same_addresses {
             running.listeners.iter_mut().zip(&config.listeners).for_each(|(running, new)| running.take_auth_of(new));

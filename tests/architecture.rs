@@ -46,7 +46,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
         &["limits", "metrics", "pace", "pressure", "codec", "topic", "auth", "session", "replication", "router", "clock", "task"],
     ),
     ("policies", Shell, &["config", "auth"]),
-    ("listener", Shell, &["limits", "metrics", "router", "clock", "task", "connection"]),
+    ("listener", Shell, &["limits", "metrics", "config", "router", "clock", "task", "connection"]),
     ("memory", Shell, &["pressure", "resources", "router"]),
     (
         "mesh",

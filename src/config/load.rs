@@ -72,7 +72,7 @@ impl Sources<'_> {
         // Where somebody has said who may come in, that holds for these, too.
         let is_unsaid = config.auth == Auth::default();
         config.listeners.extend(self.listeners.iter().map(|bind| Listener {
-            bind: *bind,
+            bind: (*bind).into(),
             allow_anonymous: is_unsaid.then_some(bind.ip().is_loopback()),
             ..Listener::default()
         }));
@@ -276,6 +276,10 @@ mod tests {
         Sources { file: Some(("b.toml", text)), overrides, listeners: Vec::new(), default_name: "host" }.load()
     }
 
+    fn port(listener: &Listener) -> u16 {
+        listener.bind.address().expect("an address").port()
+    }
+
     fn refused(text: &str, variables: &[(&str, &str)]) -> String {
         load(text, variables).expect_err(text).to_string()
     }
@@ -296,7 +300,7 @@ mod tests {
             ..Sources::default()
         };
         let config = sources.load().expect("good");
-        let seen: Vec<_> = config.listeners.iter().map(|one| (one.bind.port(), one.allow_anonymous)).collect();
+        let seen: Vec<_> = config.listeners.iter().map(|one| (port(one), one.allow_anonymous)).collect();
         assert_eq!(seen, [(1, None), (2, Some(true)), (3, Some(false))]);
     }
 
@@ -362,6 +366,39 @@ mod tests {
             ("[mesh]\nname = \"m\"\ncafile = \"f\"", "b.toml:1:2: mesh.certfile: is missing; `mqtt-st-quic certs ca`"),
             ("[admin]\nbind = \"0.0.0.0:9883\"", "b.toml:2:1: admin.bind: 0.0.0.0:9883 is not a loopback address"),
             ("[[listener]]\n[[listener]]", "b.toml:2:1: listener.1.bind: 127.0.0.1:1883 is the address of listener 0 already"),
+            ("[[listener]]\nbind = \"unix:\"", "b.toml:2:8: listener.0.bind: `unix:` lacks the path of the socket"),
+            ("[[listener]]\nprotocol = \"quic\"", "b.toml:1:1: listener.0.tls: is missing; QUIC needs tls = {"),
+            (
+                "[[listener]]\nprotocol = \"quic\"\nbind = \"unix:/x\"\ntls = { certfile = \"c\", keyfile = \"k\" }",
+                "b.toml:2:1: listener.0.protocol: QUIC is spoken over UDP",
+            ),
+            ("[[listener]]\nprotocol = \"websocket\"", "listener.0.protocol: unknown variant `websocket`, expected one of"),
+            ("[[listener]]\nprotocol = \"websocket\"", "; did you mean `websockets`?"),
+            ("[[listener]]\ntls = { certfile = \"c\" }", "b.toml:2:1: listener.0.tls.keyfile: is missing; TLS needs"),
+            ("[[listener]]\n[listener.tls]\nkeyfil = \"c\"", "b.toml:3:1: listener.0.tls.keyfil: unknown field `keyfil`"),
+            (
+                "[[listener]]\ntls = { certfile = \"c\", keyfile = \"k\", require_certificate = true }",
+                "b.toml:2:40: listener.0.tls.require_certificate: needs tls.cafile",
+            ),
+            (
+                "[[listener]]\ntls = { certfile = \"c\", keyfile = \"k\", cafile = \"a\", use_identity_as_username = true, use_subject_as_username = true }",
+                "listener.0.tls.use_subject_as_username: a client has one user name",
+            ),
+            ("[[listener]]\nproxy_protocol = \"v2\"", "b.toml:2:1: listener.0.proxy_protocol: needs trusted_proxies"),
+            ("[[listener]]\ntrusted_proxies = [\"::1\"]", "b.toml:2:1: listener.0.trusted_proxies: has no effect without"),
+            ("[[listener]]\ntrusted_proxies = [\"a\"]", "listener.0.trusted_proxies: `a` is neither an address nor a network"),
+            (
+                "[[listener]]\nproxy_protocol = \"v1\"\ntrusted_proxies = [\"::1\"]\nproxy_identity_as_username = true",
+                "b.toml:4:1: listener.0.proxy_identity_as_username: only proxy_protocol = \"v2\"",
+            ),
+            (
+                "[[listener]]\nwebsockets_path = \"/mqtt\"",
+                "b.toml:2:1: listener.0.websockets_path: only `protocol = \"websockets\"`",
+            ),
+            (
+                "[[listener]]\nprotocol = \"websockets\"\nwebsockets_path = \"mqtt\"",
+                "b.toml:3:1: listener.0.websockets_path: `mqtt` is no path; write for example \"/mqtt\"",
+            ),
             ("# x\nlistener 1883\nallow_anonymous true", "; this looks like a mosquitto.conf"),
         ] {
             let shown = refused(text, &[]);
@@ -403,8 +440,7 @@ mod tests {
         let text = format!("name = \"file\"\n[[listener]]\nbind = \"127.0.0.1:1\"\nmax_connections = 9\n{MESH}");
         let config = load(&text, &variables).expect("good");
         assert_eq!(config.name, "17");
-        let listeners: Vec<_> =
-            config.listeners.iter().map(|one| (one.bind.port(), one.allow_anonymous, one.max_connections)).collect();
+        let listeners: Vec<_> = config.listeners.iter().map(|one| (port(one), one.allow_anonymous, one.max_connections)).collect();
         assert_eq!(listeners, [(5, None, Some(9)), (1883, Some(true), None)]);
         assert_eq!(config.limits.max_queued_bytes, 5 << 20);
         let Mesh { peers, lanes, discovery, name, costs, .. } = config.mesh.expect("a mesh");

@@ -20,12 +20,14 @@ use crate::limits;
 mod bounds;
 mod changes;
 mod error;
+mod listener;
 mod load;
 mod rules;
 mod units;
 
 pub use bounds::{Limits, QueueDrop};
 pub use error::{ConfigError, Place};
+pub use listener::{Bind, Network, Protocol, ProxyProtocol, Tls};
 pub use load::{ENVIRONMENT_PREFIX, Override, Sources};
 pub use units::HostPort;
 
@@ -103,11 +105,24 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listener {
-    /// Address and port; port 0 is any free one.
-    #[serde(with = "units::socket_addr")]
-    pub bind: SocketAddr,
+    /// Where.
+    pub bind: Bind,
     /// What is spoken there.
     pub protocol: Protocol,
+    /// Certificates; `None`: no TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
+    /// The header with which proxies begin. Whoever sends none is refused, and so is whoever is not trusted.
+    pub proxy_protocol: ProxyProtocol,
+    /// The proxies that are believed. Never empty where [`Listener::proxy_protocol`] is on, but for unix sockets.
+    pub trusted_proxies: Vec<Network>,
+    /// Whether the common name of the certificate that the proxy has seen is the client's user name (`PP2_SUBTYPE_SSL_CN`).
+    pub proxy_identity_as_username: bool,
+    /// The path at which WebSockets are opened. `None`: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub websockets_path: Option<String>,
+    /// Web pages that may open WebSockets, by their `Origin`. Empty: all, and programs that are no browsers in any case.
+    pub websockets_origin: Vec<String>,
     /// Whether a client without a user name may connect here, in place of [`Auth::allow_anonymous`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_anonymous: Option<bool>,
@@ -143,8 +158,14 @@ pub struct Listener {
 impl Default for Listener {
     fn default() -> Self {
         Self {
-            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), MQTT_PORT),
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), MQTT_PORT).into(),
             protocol: Protocol::Mqtt,
+            tls: None,
+            proxy_protocol: ProxyProtocol::Off,
+            trusted_proxies: Vec::new(),
+            proxy_identity_as_username: false,
+            websockets_path: None,
+            websockets_origin: Vec::new(),
             allow_anonymous: None,
             password_file: None,
             acl_file: None,
@@ -166,15 +187,6 @@ impl Listener {
         self.password_file.clone_from(&other.password_file);
         self.acl_file.clone_from(&other.acl_file);
     }
-}
-
-/// What a [`Listener`] speaks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// MQTT over plain TCP.
-    #[default]
-    Mqtt,
 }
 
 /// How this broker joins others.
@@ -393,7 +405,7 @@ mod tests {
                 continue;
             };
             is_after_key = true;
-            if key.starts_with('[') || with_examples || !is_example {
+            if with_examples || !is_example {
                 text = text + key + "\n";
             }
         }
@@ -443,6 +455,10 @@ mod tests {
         assert!(!mesh.name.is_empty() && !mesh.peers.is_empty() && !mesh.advertise.is_empty());
         let listener = everything.listeners.first().expect("a listener");
         assert!(listener.max_connections.is_some() && listener.max_packet_size.is_some());
+        let tls = listener.tls.as_ref().expect("TLS");
+        assert!(tls.certfile.is_some() && tls.keyfile.is_some() && tls.cafile.is_some() && tls.crlfile.is_some());
+        let second = everything.listeners.get(1).expect("a second listener");
+        assert!(second.websockets_path.is_some() && !second.websockets_origin.is_empty());
         assert!(listener.max_message_rate.is_some() && listener.max_byte_rate.is_some() && listener.max_connection_rate.is_some());
         assert!(listener.total_message_rate.is_some() && listener.total_byte_rate.is_some());
         let limits = &everything.limits;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Admin, Config, Discovery, Listener, Mesh};
+use super::{Admin, Config, Discovery, Mesh, listener};
 use crate::limits;
 
 /// The first rule that `config` breaks: the key, dotted, and what is wrong with it.
 pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
     check_name("name", &config.name)?;
-    check_listeners(&config.listeners)?;
+    listener::check(&config.listeners)?;
     check_admin(&config.admin)?;
     if let Some(mesh) = &config.mesh {
         check_mesh(mesh)?;
@@ -32,17 +32,6 @@ fn check_name(key: &str, name: &str) -> Result<(), (String, String)> {
         _ => return Ok(()),
     };
     Err((key.to_owned(), problem))
-}
-
-fn check_listeners(listeners: &[Listener]) -> Result<(), (String, String)> {
-    for (index, listener) in listeners.iter().enumerate() {
-        let twin = listeners.iter().take(index).position(|other| other.bind == listener.bind && listener.bind.port() != 0);
-        if let Some(twin) = twin {
-            let problem = format!("{} is the address of listener {twin} already; each needs its own", listener.bind);
-            return Err((format!("listener.{index}.bind"), problem));
-        }
-    }
-    Ok(())
 }
 
 fn check_admin(admin: &Admin) -> Result<(), (String, String)> {

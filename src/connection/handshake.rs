@@ -1,23 +1,22 @@
 //! The first packet of a connection: CONNECT, and what it is answered (MQTT 5.0 sections 3.1, 3.2); between the two, what an Authentication
 //! Method has to say (section 4.12).
 
-use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::Terms;
 use super::io::with_worker;
 use super::login::Found;
 use super::reauthentication::Reauthentication;
+use super::{Peer, Terms};
 use crate::auth::{Claim, Identity, Policy, SCRAM_SHA_256, Scram};
 use crate::clock;
 use crate::codec::{
     self, Auth, AuthProperties, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode,
 };
-use crate::limits::{CONNECT_BYTES_MAX, CONNECT_TIMEOUT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::limits::{CONNECT_BYTES_MAX, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
 use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
@@ -43,8 +42,6 @@ pub(super) struct Accepted {
 /// Why a client is not let in. Where it can understand a CONNACK, it has got one.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
-    #[error("no whole CONNECT within {CONNECT_TIMEOUT:?}")]
-    Silent,
     #[error("closed before a whole CONNECT")]
     Closed,
     #[error("{0}")]
@@ -56,16 +53,14 @@ pub(super) enum Refused {
 }
 
 /// Reads the CONNECT and opens the session. The CONNACK of success is in the session's outbox; that of a refusal is written.
-pub(super) async fn accept<S>(stream: &mut S, peer: SocketAddr, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
+pub(super) async fn accept<S>(stream: &mut S, peer: &Peer, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut bytes = Vec::new();
-    let read = tokio::time::timeout(CONNECT_TIMEOUT, read_connect(stream, &mut bytes, terms)).await;
-    let accepted = match read {
-        Err(_) => return Err(Refused::Silent),
-        Ok(Err(refused)) => Err(refused),
-        Ok(Ok(())) => let_in(stream, &bytes, peer, router, terms).await,
+    let accepted = match read_connect(stream, &mut bytes, terms).await {
+        Err(refused) => Err(refused),
+        Ok(()) => let_in(stream, &bytes, peer, router, terms).await,
     };
     if let Err(refused) = &accepted
         && let Some(connack) = refusal(refused, &bytes)
@@ -90,7 +85,7 @@ async fn read_connect<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut Vec<u8>,
 }
 
 /// Finds out who the client is, and opens its session if it may come in.
-async fn let_in<S>(stream: &mut S, bytes: &[u8], peer: SocketAddr, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
+async fn let_in<S>(stream: &mut S, bytes: &[u8], peer: &Peer, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -127,7 +122,7 @@ struct Guest<'a, S> {
     /// What it has sent behind its CONNECT.
     rest: Vec<u8>,
     connect: &'a Connect<'a>,
-    peer: SocketAddr,
+    peer: &'a Peer,
     terms: &'a Terms,
 }
 
@@ -137,13 +132,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
         if let Some(method) = self.connect.properties.authentication_method {
             return self.authenticate_by(method, policy, since).await;
         }
+        if let Some(name) = &self.peer.identity {
+            return Ok(Proven { identity: Identity::Certified { name: Arc::clone(name) }, method: None });
+        }
         match policy.claim(self.connect.user_name, self.connect.password.is_some()) {
             Claim::Granted(identity) => Ok(Proven { identity, method: None }),
             Claim::NotAllowed => Err(self.refuse(ReasonCode::NotAuthorized, "anonymous clients may not come in here", since).await),
             Claim::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
             Claim::Check { name, record } => {
                 let password = self.connect.password.unwrap_or_default();
-                match self.terms.logins.verify(Some(self.peer.ip()), &name, &record, password).await {
+                match self.terms.logins.verify(self.peer.address.ip(), &name, &record, password).await {
                     Found::Good => Ok(Proven { identity: Identity::User { name, record }, method: None }),
                     Found::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
                     Found::Busy => Err(self.refuse(ReasonCode::ServerBusy, "too many log-ins", since).await),
@@ -162,7 +160,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
         let Ok((scram, challenge)) = begun else {
             return Err(self.refuse(ReasonCode::NotAuthorized, "a SCRAM message that is not understood", since).await);
         };
-        let response = tokio::time::timeout(CONNECT_TIMEOUT, self.ask(&challenge)).await.map_err(|_| Refused::Silent)??;
+        let response = self.ask(&challenge).await?;
         let user_name = self.connect.user_name;
         match scram.finish(&response) {
             Ok((identity, signature)) if user_name.is_none() || user_name == identity.user() => {
@@ -219,7 +217,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
     /// A refusal that takes its time.
     async fn refuse(&self, reason: ReasonCode, why: &'static str, since: Instant) -> Refused {
         let Connect { client_id, user_name, .. } = *self.connect;
-        self.terms.logins.refuse(Some(self.peer.ip()), client_id, user_name, why, since).await;
+        self.terms.logins.refuse(self.peer.address.ip(), client_id, user_name, why, since).await;
         self.unacceptable(reason, why)
     }
 }
@@ -356,7 +354,7 @@ fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
         // A version that is not served is told so in the words of 3.1.1, which any client understands [MQTT-3.1.2-2].
         Refused::Malformed(error @ DecodeError::ProtocolLevel(_)) => (ProtocolVersion::V3_1_1, error.reason()),
         Refused::Malformed(error) => (codec::connect_version(bytes)?, error.reason()),
-        Refused::Silent | Refused::Closed | Refused::Io(_) => return None,
+        Refused::Closed | Refused::Io(_) => return None,
     };
     let packet = Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties: ConnAckProperties::default() }));
     let mut encoded = Vec::new();

@@ -1,6 +1,6 @@
 //! One client: one task that reads, publishes and writes.
 //!
-//! The first packet must be a whole CONNECT within a time limit ([`handshake`]). Then one poll function does it all: what one read brings is one
+//! The first packet must be a whole CONNECT ([`admit`]), for which the listener sets a time limit. Then one poll function does it all: what one read brings is one
 //! batch ([`packets`]), what waits in the outbox is one write ([`io`]). Nothing crosses a channel or a thread for a message; while the client is
 //! idle no buffer is held and no timer runs (keep alive is the router's).
 //!
@@ -11,10 +11,10 @@ mod io;
 mod login;
 mod pace;
 mod packets;
+mod peer;
 mod reauthentication;
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -30,6 +30,7 @@ pub use self::pace::{Meter, Rates};
 use self::handshake::Accepted;
 use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
 use self::pace::Pace;
+pub use self::peer::{Address, Peer, Transport};
 use self::reauthentication::Reauthentication;
 use crate::auth::Policy;
 use crate::clock;
@@ -65,30 +66,25 @@ pub struct Terms {
     pub meter: Option<Arc<Mutex<Meter>>>,
 }
 
-/// Serves one client until one side ends the connection.
-pub async fn serve<S>(mut stream: S, peer: SocketAddr, router: Arc<Router>, terms: Arc<Terms>)
+/// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can
+/// understand that, told so.
+pub async fn admit<S>(mut stream: S, peer: Peer, router: Arc<Router>, terms: Arc<Terms>) -> Option<Client<S>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let accepted = match handshake::accept(&mut stream, peer, &router, &terms).await {
-        Ok(accepted) => accepted,
+    match handshake::accept(&mut stream, &peer, &router, &terms).await {
+        Ok(accepted) => {
+            let Peer { transport, .. } = peer;
+            tracing::debug!(%peer, ?transport, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
+            let pace = Pace::new(terms.rates, terms.meter.as_ref());
+            Some(Client::new(stream, peer, router, accepted, pace))
+        }
         Err(refused) => {
             router.metrics().connections_refused.add(1);
             tracing::debug!(%peer, reason = %refused, "client refused");
             linger(&mut stream).await;
-            return;
+            None
         }
-    };
-    tracing::debug!(%peer, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
-    let mut client = Client::new(stream, router, accepted, Pace::new(terms.rates, terms.meter.as_ref()));
-    let end = poll_fn(|cx| client.poll(cx)).await;
-    match &end {
-        End::Disconnect(farewell, expiry) => client.finish(*farewell, *expiry),
-        _ => client.finish(Farewell::Lost, None),
-    }
-    tracing::debug!(%peer, client = ?client.connection.subscriber.client_id, end = %end, "client gone");
-    if matches!(end, End::Told(_)) {
-        linger(&mut client.stream).await;
     }
 }
 
@@ -119,6 +115,17 @@ enum End {
     Unwritable(ReasonCode),
 }
 
+impl End {
+    /// Whether something was written that says why: an MQTT packet, or the close of a transport whose own rules the client has broken.
+    fn leaves_words(&self) -> bool {
+        match self {
+            Self::Told(_) => true,
+            Self::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+            Self::Disconnect(..) | Self::Closed | Self::Unwritable(_) => false,
+        }
+    }
+}
+
 /// What a packet does to its connection.
 #[derive(Debug)]
 enum Fault {
@@ -135,8 +142,11 @@ impl From<codec::DecodeError> for Fault {
     }
 }
 
-struct Client<S> {
+/// One connected client.
+#[derive(Debug)]
+pub struct Client<S> {
     stream: S,
+    peer: Peer,
     router: Arc<Router>,
     connection: Connection,
     version: ProtocolVersion,
@@ -173,9 +183,10 @@ struct Client<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
-    fn new(stream: S, router: Arc<Router>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
+    fn new(stream: S, peer: Peer, router: Arc<Router>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
         Self {
             stream,
+            peer,
             router,
             version: accepted.version,
             packet_bytes_max: accepted.packet_bytes_max,
@@ -214,6 +225,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             };
         }
         self
+    }
+
+    /// Serves the client until one side ends the connection.
+    pub async fn serve(mut self) {
+        let end = poll_fn(|cx| self.poll(cx)).await;
+        match &end {
+            End::Disconnect(farewell, expiry) => self.finish(*farewell, *expiry),
+            _ => self.finish(Farewell::Lost, None),
+        }
+        tracing::debug!(peer = %self.peer, client = ?self.connection.subscriber.client_id, end = %end, "client gone");
+        if end.leaves_words() {
+            linger(&mut self.stream).await;
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
@@ -432,6 +456,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     Poll::Pending => return self.poll_blocked(cx),
                 }
             }
+            match Pin::new(&mut self.stream).poll_flush(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
+                Poll::Pending => return self.poll_blocked(cx),
+            }
             self.output.reset();
             let mut state = self.connection.subscriber.lock();
             let mut more = false;
@@ -503,6 +532,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 Poll::Pending => return self.poll_patience(cx).map(|()| End::Unwritable(reason)),
             }
         }
+        // What it buffers still goes when it is shut down.
         Poll::Ready(End::Told(reason))
     }
 }

@@ -4,16 +4,17 @@
 //! at once and counted. When the listener's task is dropped, its connections end with it.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::clock;
-use crate::connection::{self, Terms};
+use crate::config::{Bind, Listener, Protocol, ProxyProtocol};
+use crate::connection::{self, Peer, Terms, Transport};
+use crate::limits::CONNECT_TIMEOUT;
 use crate::router::Router;
 use crate::task::TaskSet;
 
@@ -32,7 +33,7 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 #[error("cannot listen on {address}: {source}{}", remedy(.source))]
 pub struct ListenError {
     /// As configured.
-    pub address: SocketAddr,
+    pub address: Bind,
     /// What the system says.
     pub source: io::Error,
 }
@@ -48,20 +49,23 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Opens `address` for clients.
+/// Opens the address of `listener` for clients.
 ///
 /// # Errors
 /// When the system refuses: see [`ListenError`].
-pub fn bind(address: SocketAddr) -> Result<TcpListener, ListenError> {
+pub fn bind(listener: &Listener) -> Result<TcpListener, ListenError> {
+    let failed = |source| ListenError { address: listener.bind.clone(), source };
+    let is_plain = listener.protocol == Protocol::Mqtt && listener.tls.is_none() && listener.proxy_protocol == ProxyProtocol::Off;
+    let Some(address) = listener.bind.address().filter(|_| is_plain) else { return Err(failed(io::ErrorKind::Unsupported.into())) };
     let open = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(socket2::Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
     };
-    open().map_err(|source| ListenError { address, source })
+    open().map_err(failed)
 }
 
 /// How many connections there may be.
@@ -104,7 +108,11 @@ pub async fn run(
                     let open = Open::new(Arc::clone(&router));
                     let (router, terms) = (Arc::clone(&router), Arc::clone(&terms));
                     connections.spawn(async move {
-                        connection::serve(stream, peer, router, terms).await;
+                        let peer = Peer { address: peer.into(), proxy: None, transport: Transport::Plain, identity: None };
+                        let admitted = Box::pin(tokio::time::timeout(CONNECT_TIMEOUT, connection::admit(stream, peer, router, terms)));
+                        if let Ok(Some(client)) = admitted.await {
+                            client.serve().await;
+                        }
                         drop(open);
                     });
                 }

@@ -27,7 +27,7 @@ impl Broker {
         let mut config = Config {
             name: "conformance".to_owned(),
             data_dir: data_dir.path().to_owned(),
-            listeners: vec![Listener { bind: any_port, allow_anonymous: Some(true), ..Listener::default() }],
+            listeners: vec![Listener { bind: any_port.into(), allow_anonymous: Some(true), ..Listener::default() }],
             ..Config::default()
         };
         config.admin.bind = Some(any_port);
@@ -36,7 +36,7 @@ impl Broker {
         let context = runtime.enter();
         let server = Server::start(&config, None).unwrap();
         drop(context);
-        Self { address: server.addresses().mqtt[0], running: Some((runtime, server)), _data_dir: data_dir }
+        Self { address: server.addresses().mqtt[0].address().unwrap(), running: Some((runtime, server)), _data_dir: data_dir }
     }
 
     pub fn address(&self) -> SocketAddr {

@@ -59,7 +59,7 @@ impl Fleet {
         Ok(Config {
             data_dir: self.directory.0.join(&name),
             name,
-            listeners: vec![Listener { bind, allow_anonymous: Some(true), ..Listener::default() }],
+            listeners: vec![Listener { bind: bind.into(), allow_anonymous: Some(true), ..Listener::default() }],
             mesh: Some(Mesh { name: MESH.to_owned(), listen: ANY_PORT, discovery: vec![Discovery::Static], ..Mesh::default() }),
             admin: Admin { bind: Some(ANY_PORT), token_file: None },
             ..Config::default()
@@ -77,15 +77,15 @@ impl Fleet {
             mesh.peers = peers;
         }
         for listener in member.config.listeners.iter_mut().filter(|_| self.base_port.is_none()) {
-            if TcpListener::bind(listener.bind).is_err() {
-                listener.bind = ANY_PORT;
+            if listener.bind.address().is_some_and(|address| TcpListener::bind(address).is_err()) {
+                listener.bind = ANY_PORT.into();
             }
         }
         let server =
             Server::start(&member.config, Some(credentials)).with_context(|| format!("cannot start {}", member.config.name))?;
         let addresses = server.addresses();
         for (listener, bound) in member.config.listeners.iter_mut().zip(&addresses.mqtt) {
-            listener.bind = *bound;
+            listener.bind = bound.clone();
         }
         if let (Some(mesh), Some(bound)) = (&mut member.config.mesh, addresses.mesh) {
             mesh.listen = bound;

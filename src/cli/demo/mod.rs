@@ -184,7 +184,8 @@ impl Stage {
     }
 
     async fn connect(&mut self) -> anyhow::Result<()> {
-        let addresses: Vec<_> = self.fleet.configs().map(|config| config.listeners.first().map(|listener| listener.bind)).collect();
+        let addresses: Vec<_> =
+            self.fleet.configs().map(|config| config.listeners.first().and_then(|listener| listener.bind.address())).collect();
         for place in self.fleet.running() {
             if let (Some(slot @ None), Some(Some(address))) = (self.clients.get_mut(place), addresses.get(place)) {
                 *slot = Some(Client::connect(*address, place, TOPICS, self.arrived.clone()).await?);

@@ -85,7 +85,13 @@ impl Report {
     }
 
     pub(super) fn serving<'a>(self, mut brokers: impl Iterator<Item = &'a Config>, rest: Option<Duration>) -> anyhow::Result<()> {
-        let mut port = || brokers.next().and_then(|config| config.listeners.first()).map_or(0, |listener| listener.bind.port());
+        let mut port = || {
+            brokers
+                .next()
+                .and_then(|config| config.listeners.first())
+                .and_then(|listener| listener.bind.address())
+                .map_or(0, |bind| bind.port())
+        };
         let (first, second) = (port(), port());
         let text = || {
             let until = match rest {
