@@ -170,7 +170,13 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
             expiry: SessionExpiry::WithConnection,
             silence_max: None,
             will: None,
-            connected: Connected { version: ProtocolVersion::V3_1_1, window: u16::MAX, packet_bytes_max: usize::MAX },
+            connected: Connected {
+                version: ProtocolVersion::V3_1_1,
+                window: u16::MAX,
+                packet_bytes_max: usize::MAX,
+                address: None,
+            },
+            access: None,
         };
         let connection = router.connect(&mut batch, request, |_| Vec::new(), clock::now()).unwrap();
         let options = SubscriptionOptions { qos, no_local: false, retain_as_published: false, subscription_id: None };

@@ -132,7 +132,7 @@ pub const PACKET_BYTES_MAX_LEAST: u32 = 128;
 pub const CONNECTIONS_DEFAULT: usize = 1_000_000;
 /// Connections of which no whole CONNECT is there yet, over all listeners. While there are as many no more are accepted: they wait in the
 /// kernel, where they cost nothing.
-pub const HANDSHAKES_MAX: usize = 4_096;
+pub const HANDSHAKES_MAX: usize = 2_048;
 /// While half of [`HANDSHAKES_MAX`] are there, whoever has not said a whole CONNECT after this is closed, so that silent ones do not keep
 /// others out.
 pub const CONNECT_TIMEOUT_BUSY: Duration = Duration::from_secs(2);
@@ -151,7 +151,7 @@ pub const MEMORY_FULL_PERCENT: u32 = 95;
 /// How long a publisher waits after each batch of which a message had to wait, when memory is all but gone.
 pub const BRAKE_MAX: Duration = Duration::from_millis(500);
 /// What a CONNECT may make us hold while memory is tight.
-pub const CONNECT_BYTES_MAX_TIGHT: usize = 16 * 1024;
+pub const CONNECT_BYTES_MAX_TIGHT: u32 = 16 * 1024;
 /// What may be sent at once within a rate: as much as in this time.
 pub const RATE_BURST: Duration = Duration::from_secs(1);
 
@@ -165,7 +165,7 @@ const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKE
 const _: () = assert!(MEMORY_TIGHT_PERCENT < MEMORY_FULL_PERCENT && MEMORY_FULL_PERCENT < 100 && MEMORY_PERCENT_DEFAULT < 100);
 const _: () = assert!(OUTBOX_BYTES_MAX_TIGHT < OUTBOX_COPIED_BYTES_MAX && OUTBOX_COPIED_BYTES_MAX < OUTBOX_BYTES_MAX);
 const _: () = assert!(OUTBOX_BYTES_MAX_TIGHT >= READ_BYTES, "what one read of a publisher brings reaches a healthy subscriber");
-const _: () = assert!(CONNECT_BYTES_MAX_TIGHT < CONNECT_BYTES_MAX as usize);
+const _: () = assert!(CONNECT_BYTES_MAX_TIGHT < CONNECT_BYTES_MAX);
 const _: () = assert!(CONNECT_TIMEOUT_BUSY.as_secs() < CONNECT_TIMEOUT.as_secs());
 const _: () = assert!(BRAKE_MAX.as_secs() < CONNECT_TIMEOUT.as_secs());
 const _: () = assert!(HANDSHAKES_MAX < CONNECTIONS_DEFAULT);

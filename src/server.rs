@@ -19,7 +19,7 @@ use crate::config::{Bind, Config, Listener, Mesh, QueueDrop};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId};
 use crate::limits;
-use crate::listener::{self, ConnectionLimits, ListenError};
+use crate::listener::{self, ConnectionLimits, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
 use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
@@ -154,6 +154,7 @@ impl Server {
 
         let (stop, stopped) = watch::channel(false);
         let clients = resources::clients_max();
+        let handshakes = Handshakes::default();
         let listeners = bound
             .into_iter()
             .zip(&config.listeners)
@@ -162,6 +163,8 @@ impl Server {
                 let connections = ConnectionLimits {
                     here: one.max_connections.unwrap_or(usize::MAX),
                     everywhere: config.limits.max_connections.min(clients),
+                    rate: one.max_connection_rate.or(config.limits.max_connection_rate),
+                    handshakes: handshakes.clone(),
                 };
                 let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins)));
                 task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))

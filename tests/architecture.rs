@@ -36,7 +36,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("neighbours", Core, &["limits", "ids"]),
     ("frame", Core, &["limits", "ids", "codec", "stp"]),
     ("replication", Core, &["limits", "ids", "metrics", "codec", "frame"]),
-    ("router", Core, &["limits", "metrics", "pressure", "codec", "topic", "auth", "session", "replication"]),
+    ("router", Core, &["limits", "metrics", "pressure", "log_rate", "codec", "topic", "auth", "session", "replication"]),
     ("resources", Shell, &["limits"]),
     ("clock", Shell, &[]),
     ("task", Shell, &[]),
@@ -46,7 +46,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
         &["limits", "metrics", "pace", "pressure", "codec", "topic", "auth", "session", "replication", "router", "clock", "task"],
     ),
     ("policies", Shell, &["config", "auth"]),
-    ("listener", Shell, &["limits", "metrics", "config", "router", "clock", "task", "connection"]),
+    ("listener", Shell, &["limits", "metrics", "pace", "config", "router", "clock", "task", "connection"]),
     ("memory", Shell, &["pressure", "resources", "router"]),
     (
         "mesh",

@@ -16,7 +16,8 @@ use crate::clock;
 use crate::codec::{
     self, Auth, AuthProperties, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode,
 };
-use crate::limits::{CONNECT_BYTES_MAX, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::limits::{CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::pressure::Level;
 use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
@@ -58,7 +59,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut bytes = Vec::new();
-    let accepted = match read_connect(stream, &mut bytes, terms).await {
+    let accepted = match read_connect(stream, &mut bytes, router, terms).await {
         Err(refused) => Err(refused),
         Ok(()) => let_in(stream, &bytes, peer, router, terms).await,
     };
@@ -72,8 +73,14 @@ where
 }
 
 /// Reads until `bytes` begins with a whole CONNECT. Memory grows with what arrives.
-async fn read_connect<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut Vec<u8>, terms: &Terms) -> Result<(), Refused> {
-    let bytes_max = terms.packet_bytes_max.min(CONNECT_BYTES_MAX);
+async fn read_connect<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    bytes: &mut Vec<u8>,
+    router: &Router,
+    terms: &Terms,
+) -> Result<(), Refused> {
+    let connect_bytes_max = if router.pressure().level() == Level::Free { CONNECT_BYTES_MAX } else { CONNECT_BYTES_MAX_TIGHT };
+    let bytes_max = terms.packet_bytes_max.min(connect_bytes_max);
     loop {
         if stream.read_buf(bytes).await? == 0 {
             return Err(Refused::Closed);
@@ -96,7 +103,7 @@ where
     let proven = guest.authenticate(&policy).await;
     let proven = proven.inspect_err(|_| router.metrics().logins_refused.add(1))?;
     let pipelined = guest.rest;
-    let accepted = open(&connect, pipelined, &proven, &policy, router, terms)?;
+    let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
     // The rules may have changed while the password was looked at, and those who were in by then have been judged.
     let now_in_force = terms.policy.load();
     if !Arc::ptr_eq(&now_in_force, &policy) {
@@ -224,6 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
 
 fn open(
     connect: &Connect<'_>,
+    peer: &Peer,
     pipelined: Vec<u8>,
     proven: &Proven,
     policy: &Policy,
@@ -254,6 +262,7 @@ fn open(
             version,
             window: receive_maximum.min(terms.inflight_max),
             packet_bytes_max: client_packet_bytes_max,
+            address: peer.address.socket(),
         },
         access: Some(policy.admit(&proven.identity)),
     };

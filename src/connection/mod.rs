@@ -229,6 +229,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     /// Serves the client until one side ends the connection.
     pub async fn serve(mut self) {
+        if !self.connection.wait.is_zero() {
+            Box::pin(tokio::time::sleep(self.connection.wait)).await;
+        }
         let end = poll_fn(|cx| self.poll(cx)).await;
         match &end {
             End::Disconnect(farewell, expiry) => self.finish(*farewell, *expiry),
@@ -236,7 +239,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
         tracing::debug!(peer = %self.peer, client = ?self.connection.subscriber.client_id, end = %end, "client gone");
         if end.leaves_words() {
-            linger(&mut self.stream).await;
+            // In a box: what it needs at the end would else be held from the beginning.
+            Box::pin(linger(&mut self.stream)).await;
         }
     }
 
@@ -363,6 +367,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let mut packets = 0;
         let mut messages = 0;
         let result = loop {
+            // Nothing of a connection that was taken over counts any more, even if it was read already.
+            if packets > 0 && !self.connection.subscriber.is_latest(self.connection.epoch) {
+                break Ok(());
+            }
             let rest = bytes.get(at..).unwrap_or_default();
             match codec::decode(rest, self.version, self.packet_bytes_max) {
                 Ok(Some((ref packet, length))) => {

@@ -33,6 +33,15 @@ impl From<SocketAddr> for Address {
 }
 
 impl Address {
+    /// The IP address and port, if there are any.
+    #[must_use]
+    pub fn socket(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Ip(address) => Some(*address),
+            Self::Unix => None,
+        }
+    }
+
     /// The IP address, if there is one.
     #[must_use]
     pub fn ip(&self) -> Option<IpAddr> {

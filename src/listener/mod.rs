@@ -3,10 +3,15 @@
 //! Accepting never stops for long: without descriptors it pauses a moment, says so once a second, and goes on. A client above the limits is closed
 //! at once and counted. When the listener's task is dropped, its connections end with it.
 
+mod admission;
+
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::admission::Admission;
+pub use self::admission::Handshakes;
 use socket2::{Domain, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -14,7 +19,6 @@ use tokio::sync::watch;
 use crate::clock;
 use crate::config::{Bind, Listener, Protocol, ProxyProtocol};
 use crate::connection::{self, Peer, Terms, Transport};
-use crate::limits::CONNECT_TIMEOUT;
 use crate::router::Router;
 use crate::task::TaskSet;
 
@@ -25,6 +29,8 @@ const BACKLOG: i32 = 4_096;
 const NOT_SENT_BYTES_MAX: u32 = 128 * 1024;
 /// Silence after which TCP asks whether a client is still there.
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// Pause when a client was refused because there are as many as may be.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(1);
 /// Pause when the system refuses to accept.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
@@ -68,13 +74,17 @@ pub fn bind(listener: &Listener) -> Result<TcpListener, ListenError> {
     open().map_err(failed)
 }
 
-/// How many connections there may be.
-#[derive(Clone, Copy, Debug)]
+/// How many connections there may be, and how fast they may come.
+#[derive(Clone, Debug)]
 pub struct ConnectionLimits {
     /// Of this listener.
     pub here: usize,
     /// Of all listeners together.
     pub everywhere: usize,
+    /// Accepted here a second; none: any.
+    pub rate: Option<NonZeroU64>,
+    /// Of all listeners together, before their CONNECT.
+    pub handshakes: Handshakes,
 }
 
 /// Accepts until `stop` says true, then waits for the connections to end.
@@ -87,17 +97,20 @@ pub async fn run(
 ) {
     let mut connections = TaskSet::default();
     let mut complaints = Complaints::default();
+    let mut admission = Admission::new(limits.handshakes, limits.rate);
     loop {
         tokio::select! {
             biased;
             () = stopped(&mut stop) => break,
             () = connections.ended() => {}
-            accepted = listener.accept() => match accepted {
+            (turn, accepted) = async { (admission.turn().await, listener.accept().await) } => match accepted {
                 Ok((stream, peer)) => {
                     let open = usize::try_from(router.metrics().connections.value()).unwrap_or(0);
                     if connections.len() >= limits.here || open >= limits.everywhere {
                         router.metrics().connections_refused.add(1);
                         complaints.say(|| tracing::warn!(%peer, open, "client refused: max_connections is reached"));
+                        // Those who come again and again cost little.
+                        admission.pause(REFUSAL_PAUSE);
                         continue;
                     }
                     if let Err(error) = prepare(&stream) {
@@ -105,12 +118,15 @@ pub async fn run(
                         continue;
                     }
                     router.metrics().connections_accepted.add(1);
+                    let handshake = admission.accepted(turn, &router);
                     let open = Open::new(Arc::clone(&router));
                     let (router, terms) = (Arc::clone(&router), Arc::clone(&terms));
                     connections.spawn(async move {
                         let peer = Peer { address: peer.into(), proxy: None, transport: Transport::Plain, identity: None };
-                        let admitted = Box::pin(tokio::time::timeout(CONNECT_TIMEOUT, connection::admit(stream, peer, router, terms)));
-                        if let Ok(Some(client)) = admitted.await {
+                        let admitted = Box::pin(tokio::time::timeout(handshake.patience, connection::admit(stream, peer, router, terms)));
+                        let admitted = admitted.await;
+                        drop(handshake);
+                        if let Ok(Some(client)) = admitted {
                             client.serve().await;
                         }
                         drop(open);
@@ -119,7 +135,7 @@ pub async fn run(
                 Err(error) if is_of_one_client(&error) => {}
                 Err(error) => {
                     complaints.say(|| tracing::error!(%error, "cannot accept clients: is the limit of open files reached (ulimit -n)?"));
-                    tokio::time::sleep(REFUSED_PAUSE).await;
+                    admission.pause(REFUSED_PAUSE);
                 }
             },
         }

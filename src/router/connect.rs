@@ -1,6 +1,7 @@
 //! Sessions come and go: connect, take over, resume, disconnect, expire, and the will on all of these ways as one state machine:
 //! armed with CONNECT, then fired, cancelled by DISCONNECT, or delayed and cancelled by a resume (MQTT 5.0 section 3.1.2.5).
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,6 +20,9 @@ use crate::topic;
 
 /// A keep alive that is not over is not looked at again sooner than this.
 const KEEP_ALIVE_RECHECK: Duration = Duration::from_millis(50);
+
+/// Letters of a client identifier that stand in the log.
+const CLIENT_ID_SHOWN: usize = 64;
 
 /// There are as many sessions as may be, or as memory allows: CONNACK 0x97, or 0x03 before MQTT 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +54,8 @@ pub struct Connection {
     pub subscriber: Arc<Subscriber>,
     /// Which of its connections this is.
     pub epoch: u64,
+    /// How long the client is to wait for its CONNACK: it fights over its name with another.
+    pub wait: Duration,
 }
 
 /// How a connection ended.
@@ -102,19 +108,22 @@ impl Router {
                 let (subscriber, epoch) = begin(will);
                 self.metrics.sessions.change(1);
                 vacant.insert(Arc::clone(&subscriber));
-                Connection { subscriber, epoch }
+                Connection { subscriber, epoch, wait: Duration::ZERO }
             }
             Entry::Occupied(mut occupied) => {
                 let old = Arc::clone(occupied.get());
                 let mut state = old.lock();
-                let was_connected = state.connected.is_some();
+                let mut rivalry = state.rivalry;
+                let mut wait = Duration::ZERO;
                 // A session that ends with its connection ends when that connection is closed: here, or already.
                 let ended = state.expiry == SessionExpiry::WithConnection;
                 let is_same_user = is_same_user(&old, access.as_deref());
                 let resumed = !clean_start && !ended && is_same_user;
                 let delayed = state.will.as_ref().is_some_and(|will| !will.delay.is_zero());
-                if was_connected {
+                if let Some(before) = state.connected {
                     batch.wake_later(state.close(ReasonCode::SessionTakenOver));
+                    wait = rivalry.taken_over(self.millis(now));
+                    self.tell_of_takeover(client_id, before.address, connected.address, now);
                 }
                 // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
@@ -123,15 +132,17 @@ impl Router {
                     fired = old_will.map(|will| (Arc::clone(&old), will));
                 }
                 if resumed {
+                    state.rivalry = rivalry;
                     let epoch = old.connect(&mut state, connected, expiry, will, &connack(true));
                     drop(state);
                     self.renew_access(&old, access.clone());
-                    Connection { subscriber: old, epoch }
+                    Connection { subscriber: old, epoch, wait }
                 } else {
                     self.end(&old, state);
                     let (subscriber, epoch) = begin(will);
+                    subscriber.lock().rivalry = rivalry;
                     occupied.insert(Arc::clone(&subscriber));
-                    Connection { subscriber, epoch }
+                    Connection { subscriber, epoch, wait }
                 }
             }
         };
@@ -144,6 +155,14 @@ impl Router {
             self.add_deadline(now + silence, Due::KeepAlive { silence_ms }, &connection.subscriber, connection.epoch);
         }
         Ok(connection)
+    }
+
+    /// One line a second, however many do it: who fights over a name must be found by people.
+    fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
+        if let Some(left_out) = self.log_rate.permit("takeover", now) {
+            let client: String = client.chars().take(CLIENT_ID_SHOWN).collect();
+            tracing::info!(?client, ?before, ?by, left_out, "session taken over");
+        }
     }
 
     fn new_subscriber(&self, client_id: &str) -> Arc<Subscriber> {

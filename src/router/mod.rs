@@ -33,6 +33,7 @@ pub use system::is_system;
 
 use self::deadlines::Deadlines;
 use self::route::Subscriptions;
+use crate::log_rate::LogRate;
 use crate::metrics::Metrics;
 use crate::pressure::Pressure;
 use crate::replication::Replication;
@@ -60,6 +61,7 @@ pub struct Router {
     mesh: OnceLock<Arc<Replication>>,
     metrics: Arc<Metrics>,
     pressure: Pressure,
+    log_rate: LogRate,
     limits: RouterLimits,
     /// Zero of the milliseconds by which sessions remember when they were heard.
     started_at: Instant,
@@ -80,6 +82,7 @@ impl Router {
             mesh: OnceLock::new(),
             metrics,
             pressure: Pressure::default(),
+            log_rate: LogRate::default(),
             limits,
             started_at: now,
         }

@@ -34,13 +34,23 @@ impl Bench {
     }
 
     fn connect(&mut self, client_id: &str, clean_start: bool, expiry: SessionExpiry, will: Option<Will>) -> (Connection, bool) {
+        self.try_connect(client_id, clean_start, expiry, will).unwrap()
+    }
+
+    fn try_connect(
+        &mut self,
+        client_id: &str,
+        clean_start: bool,
+        expiry: SessionExpiry,
+        will: Option<Will>,
+    ) -> Result<(Connection, bool), TooManySessions> {
         let request = ConnectRequest {
             client_id,
             clean_start,
             expiry,
             silence_max: Some(Duration::from_secs(90)),
             will,
-            connected: Connected { version: ProtocolVersion::V5, window: 10, packet_bytes_max: usize::MAX },
+            connected: Connected { version: ProtocolVersion::V5, window: 10, packet_bytes_max: usize::MAX, address: None },
             access: None,
         };
         let present = std::cell::Cell::new(false);
@@ -48,8 +58,8 @@ impl Bench {
             present.set(session_present);
             Vec::new()
         };
-        let connection = self.router.connect(&mut self.batch, request, connack, self.now).unwrap();
-        (connection, present.get())
+        let connection = self.router.connect(&mut self.batch, request, connack, self.now)?;
+        Ok((connection, present.get()))
     }
 
     fn disconnect(&mut self, connection: &Connection) {
@@ -278,4 +288,65 @@ fn what_a_peer_says_below_sys_is_not_of_this_broker() {
         link.flush(now);
         assert_eq!(waiting(&client) > 0, arrives, "{topic}");
     }
+}
+
+#[test]
+fn without_memory_what_would_wait_is_refused_and_who_has_a_session_gets_in() {
+    let mut bench = Bench::new();
+    let (away, _) = bench.connect("away", true, HOUR, None);
+    bench.subscribe(&away, "kept");
+    bench.disconnect(&away);
+    let (reader, _) = bench.connect("reader", true, HOUR, None);
+    bench.subscribe(&reader, "live");
+    let from = Ingress::Session(&reader.subscriber);
+    let mut publish = |bench: &mut Bench, topic, qos, retain| {
+        let message = Message { topic, payload: b"x", qos, retain, expires_at: None, properties: &[] };
+        bench.router.publish(&mut bench.batch, &mut bench.routes, &message, from, bench.now)
+    };
+    bench.router.pressure().measured(100, 100);
+    assert_eq!(publish(&mut bench, "kept", QoS::AtLeastOnce, false), Routed::NoMemory);
+    assert_eq!(publish(&mut bench, "kept", QoS::AtMostOnce, false), Routed::Done);
+    assert_eq!(publish(&mut bench, "live", QoS::AtLeastOnce, false), Routed::Done, "it waits for nobody");
+    assert_eq!(publish(&mut bench, "live", QoS::AtMostOnce, true), Routed::NotRetained);
+    // From elsewhere: it was acknowledged there.
+    assert_eq!(bench.publish("kept", b"x", QoS::AtLeastOnce), Routed::Done);
+    assert_eq!(bench.router.metrics().dropped_queue_full.value(), 1);
+    assert!(bench.try_connect("new", true, HOUR, None).is_err());
+    assert!(bench.connect("away", false, HOUR, None).1, "what waits for it is what takes the memory");
+    bench.router.pressure().measured(0, 100);
+    assert_eq!(publish(&mut bench, "kept", QoS::AtLeastOnce, true), Routed::Done);
+    assert!(bench.try_connect("new", true, HOUR, None).is_ok());
+}
+
+#[test]
+fn while_memory_is_tight_a_slow_reader_is_sent_less() {
+    let mut bench = Bench::new();
+    let (reader, _) = bench.connect("reader", true, HOUR, None);
+    bench.subscribe(&reader, "t");
+    for (used, least, most) in [(90, 60_000, 70_000), (0, 900_000, 1_200_000)] {
+        bench.router.pressure().measured(used, 100);
+        for _ in 0..2_000 {
+            bench.publish("t", &[0; 1_000], QoS::AtMostOnce);
+        }
+        assert!((least..most).contains(&waiting(&reader)), "{} at {used} %", waiting(&reader));
+    }
+    assert!(bench.router.metrics().dropped_qos0.value() > 0);
+}
+
+#[test]
+fn messages_that_had_to_wait_are_told_from_those_that_went() {
+    let mut bench = Bench::new();
+    let (away, _) = bench.connect("away", true, HOUR, None);
+    bench.subscribe(&away, "t");
+    bench.publish("t", b"x", QoS::AtLeastOnce);
+    bench.disconnect(&away);
+    let message = Message { topic: "t", payload: b"x", qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties: &[] };
+    for (count, queued) in [(0, false), (1, true)] {
+        for _ in 0..count {
+            bench.router.publish(&mut bench.batch, &mut bench.routes, &message, Ingress::Broker, bench.now);
+        }
+        assert_eq!(bench.batch.has_queued(), queued);
+    }
+    bench.router.finish(&mut bench.batch, bench.now);
+    assert!(!bench.batch.has_queued());
 }

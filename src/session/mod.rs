@@ -11,6 +11,7 @@ mod message;
 mod outbound;
 mod outbox;
 mod retained;
+mod rivalry;
 mod subscriber;
 mod variants;
 

@@ -1,6 +1,7 @@
 //! A subscriber: the session and its outbox behind one lock.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
@@ -14,6 +15,7 @@ use super::message::{Delivery, Message, StoredMessage, Will};
 use super::outbound::{Outbound, OutboundLimits, Queued, Resend};
 use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
+use super::rivalry::Rivalry;
 use super::variants::Variants;
 use crate::auth::Access;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
@@ -55,6 +57,8 @@ pub struct Connected {
     pub window: u16,
     /// The client's Maximum Packet Size, bytes.
     pub packet_bytes_max: usize,
+    /// Where the client is, if it is in a network; for people who look for it.
+    pub address: Option<SocketAddr>,
 }
 
 /// What a client asked for with one filter (MQTT 5.0 section 3.8.3.1).
@@ -120,6 +124,8 @@ pub struct State {
     pub expiry: SessionExpiry,
     /// The session is over; nothing more is put into it.
     pub ended: bool,
+    /// How often it was taken over.
+    pub(crate) rivalry: Rivalry,
     /// Retained messages that new subscriptions are still to get.
     pub(crate) retained: RetainedBacklog,
 }
@@ -160,6 +166,7 @@ impl Subscriber {
                 will: None,
                 expiry: SessionExpiry::WithConnection,
                 ended: false,
+                rivalry: Rivalry::default(),
                 retained: RetainedBacklog::default(),
             }),
         }

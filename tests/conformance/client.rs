@@ -163,6 +163,14 @@ impl Client {
         let _ = self.stream.write_all(bytes);
     }
 
+    /// Writes `bytes`. Says whether the broker took them all, as long as it took any within `time`.
+    pub fn send_within(&mut self, bytes: &[u8], time: Duration) -> bool {
+        self.stream.set_write_timeout(Some(time)).unwrap();
+        let sent = self.stream.write_all(bytes);
+        self.stream.set_write_timeout(None).unwrap();
+        sent.is_ok()
+    }
+
     /// The next packet.
     pub fn receive(&mut self) -> Received {
         self.receive_within(PATIENCE).expect("the broker sends nothing").expect("the broker has closed the connection")
@@ -357,6 +365,23 @@ impl Client {
     pub fn say(&mut self, topic: &str, payload: &str) {
         let reason = self.publish(Publish { topic, payload, qos: 1, ..Publish::default() });
         assert!(reason < 0x80, "refused: {reason:#x}");
+    }
+
+    /// Publishes at QoS 1 to a subscription of its own, and takes the message.
+    pub fn say_to_itself(&mut self, topic: &str, payload: &str) {
+        let id = self.next_id();
+        self.send(&Publish { topic, payload, qos: 1, id, ..Publish::default() }.encode(self.version));
+        let mut kinds: Vec<u8> = Vec::new();
+        while kinds.len() < 2 {
+            let received = self.receive();
+            kinds.push(received.kind);
+            if received.kind == kind::PUBLISH {
+                assert_eq!(received.text(), payload);
+                self.acknowledge(&received);
+            }
+        }
+        kinds.sort_unstable();
+        assert_eq!(kinds, [kind::PUBLISH, kind::PUBACK]);
     }
 
     /// Publishes a retained message at QoS 1.

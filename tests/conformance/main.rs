@@ -12,6 +12,8 @@
 )]
 
 mod alias;
+mod attacks;
+mod bounds;
 mod broker;
 mod client;
 mod connect;
