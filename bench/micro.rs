@@ -18,6 +18,7 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BatchSize, Throughput, criterion_group, criterion_main};
 use mqtt_st_quic::clock;
 use mqtt_st_quic::codec::{self, ProtocolVersion, PublishHead, QoS, RetainHandling};
+use mqtt_st_quic::config::SharedStrategy;
 use mqtt_st_quic::frame::lane::{self, Messages};
 use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
 use mqtt_st_quic::metrics::Metrics;
@@ -161,7 +162,8 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
         drop_oldest: false,
         queue_qos0: false,
     };
-    let router = Router::new(RouterLimits { outbound }, Arc::new(Metrics::default()), clock::now());
+    let router =
+        Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), clock::now());
     let mut batch = Batch::default();
     let connections = (0..receivers).map(|receiver| {
         let request = ConnectRequest {
@@ -174,6 +176,7 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
                 version: ProtocolVersion::V3_1_1,
                 window: u16::MAX,
                 packet_bytes_max: usize::MAX,
+                topic_alias_max: 0,
                 address: None,
             },
             access: None,

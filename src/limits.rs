@@ -27,8 +27,12 @@ pub const SUBSCRIPTION_OVERHEAD_BYTES: usize = 256;
 /// Bytes of acknowledgements that wait for the mesh until their client is not read from any more: as many as a client that keeps to our
 /// Receive Maximum can have.
 pub const HELD_ACKNOWLEDGEMENTS_BYTES_MAX: usize = 4 * RECEIVE_MAXIMUM as usize;
-/// Topic aliases that a client may set on one connection.
-pub const TOPIC_ALIAS_MAX: u16 = 64;
+/// Most that `max_topic_alias` and `max_topic_alias_broker` may be: each alias keeps a topic of up to 64 KiB.
+pub const TOPIC_ALIAS_MAX: u16 = 4_096;
+/// Default for `max_topic_alias`: topic aliases that a client may set on one connection.
+pub const TOPIC_ALIAS_DEFAULT: u16 = 10;
+/// Default for `max_topic_alias_broker`: topic aliases that the broker sets on one connection.
+pub const TOPIC_ALIAS_BROKER_DEFAULT: u16 = 10;
 
 /// Default for `max_inflight_messages`: QoS 1 and 2 messages on their way to one client.
 pub const INFLIGHT_MESSAGES_DEFAULT: u16 = 1_000;

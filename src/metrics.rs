@@ -127,8 +127,14 @@ pub struct Metrics {
     pub connections_refused: Counter,
     /// Connections ended because of what the client sent.
     pub protocol_errors: Counter,
+    /// Clients with a session open now.
+    pub clients: Gauge,
+    /// CONNECT packets, well-formed ones.
+    pub connects: Counter,
     /// Control packets that clients sent.
     pub packets_received: Counter,
+    /// Control packets sent to clients, PUBLISH apart: their sum with `messages_sent` is all.
+    pub answers_sent: Counter,
     /// Bytes that clients sent.
     pub bytes_received: Counter,
     /// Bytes written to clients.
@@ -137,8 +143,12 @@ pub struct Metrics {
     pub writes: Counter,
     /// PUBLISH packets that clients sent, repeats of QoS 2 apart.
     pub messages_received: Counter,
+    /// Bytes of their payloads.
+    pub payload_bytes_received: Counter,
     /// Messages handed to subscribers' outboxes.
     pub messages_sent: Counter,
+    /// Bytes of their payloads.
+    pub payload_bytes_sent: Counter,
     /// QoS 0 messages that a slow subscriber's full outbox refused.
     pub dropped_qos0: Counter,
     /// QoS 1 and 2 messages that a session's full queue refused.
@@ -167,8 +177,12 @@ pub struct Metrics {
     pub handshakes: Gauge,
     /// Sessions kept, connected or not.
     pub sessions: Gauge,
+    /// Sessions that ended because their expiry was over.
+    pub sessions_expired: Counter,
     /// Subscriptions of all sessions.
     pub subscriptions: Gauge,
+    /// Shared ones among them.
+    pub shared_subscriptions: Gauge,
     /// Times that a publisher's acknowledgements waited for the mesh.
     pub acknowledgements_held: Counter,
 }
@@ -238,12 +252,17 @@ impl Metrics {
             counter("connections_accepted", "Client connections accepted", &self.connections_accepted),
             counter("connections_refused", "Client connections refused before or with CONNACK", &self.connections_refused),
             counter("protocol_errors", "Connections ended because of what the client sent", &self.protocol_errors),
+            gauge("clients", "Clients with a session open now", &self.clients),
+            counter("connects", "CONNECT packets, well-formed ones", &self.connects),
             counter("packets_received", "Control packets that clients sent", &self.packets_received),
+            counter("answers_sent", "Control packets sent to clients, PUBLISH apart", &self.answers_sent),
             counter("received_bytes", "Bytes that clients sent", &self.bytes_received),
             counter("sent_bytes", "Bytes written to clients", &self.bytes_sent),
             counter("writes", "Writes to clients' sockets", &self.writes),
             counter("messages_received", "PUBLISH packets that clients sent", &self.messages_received),
+            counter("payload_received_bytes", "Payloads of PUBLISH packets that clients sent", &self.payload_bytes_received),
             counter("messages_sent", "Messages handed to subscribers", &self.messages_sent),
+            counter("payload_sent_bytes", "Payloads of messages handed to subscribers", &self.payload_bytes_sent),
             dropped("outbox_full", &self.dropped_qos0),
             dropped("queue_full", &self.dropped_queue_full),
             dropped("too_large", &self.dropped_too_large),
@@ -266,7 +285,9 @@ impl Metrics {
             counter("pauses", "Times that a client was read from later", &self.pauses_memory).with("reason", "memory"),
             gauge("handshakes", "Connections of which no whole CONNECT is there yet", &self.handshakes),
             gauge("sessions", "Sessions kept, connected or not", &self.sessions),
+            counter("sessions_expired", "Sessions that ended because their expiry was over", &self.sessions_expired),
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
+            gauge("shared_subscriptions", "Shared subscriptions of all sessions", &self.shared_subscriptions),
             counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),
         ]
     }

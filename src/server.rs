@@ -108,7 +108,7 @@ pub struct Server {
     listeners: Vec<JoinHandle<()>>,
     timer: JoinHandle<()>,
     memory: Option<JoinHandle<()>>,
-    sys: Option<JoinHandle<()>>,
+    sys: Vec<JoinHandle<()>>,
     _admin: admin::Handle,
 }
 
@@ -137,6 +137,7 @@ impl Server {
                 drop_oldest: config.limits.queue_drop == QueueDrop::Oldest,
                 queue_qos0: config.limits.queue_qos0_messages,
             },
+            shared: config.shared_subscription_strategy,
         };
         let policies = Policies::load(config)?;
         let logins = Arc::new(Logins::default());
@@ -170,8 +171,15 @@ impl Server {
                 task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
-        let sys = parts.mesh.as_ref().map(|mesh| task::spawn("sys", sys::run(Arc::clone(&router), mesh.watcher())));
         let memory = memory_limit.map(|limit| task::spawn("memory", memory::watch(Arc::clone(&router), limit)));
+        let mut sys = Vec::new();
+        if let Some(mesh) = &parts.mesh {
+            sys.push(task::spawn("sys", sys::run(Arc::clone(&router), mesh.watcher())));
+        }
+        if config.sys_interval > 0 {
+            let interval = Duration::from_secs(config.sys_interval.into());
+            sys.push(task::spawn("sys broker", sys::run_broker(Arc::clone(&router), interval)));
+        }
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
@@ -232,7 +240,11 @@ impl Server {
         // The listeners hold the receivers; if all are gone there is nothing to stop.
         let _ = self.stop.send(true);
         let mut batch = Batch::default();
-        self.parts.router.close_all(&mut batch, ReasonCode::ServerShuttingDown);
+        let reason = match self.config.server_reference {
+            Some(_) => ReasonCode::UseAnotherServer,
+            None => ReasonCode::ServerShuttingDown,
+        };
+        self.parts.router.close_all(&mut batch, reason);
         self.parts.router.finish(&mut batch, clock::now());
         let deadline = tokio::time::Instant::from_std(clock::now() + SHUTDOWN_GRACE);
         for mut listener in std::mem::take(&mut self.listeners) {
@@ -404,6 +416,10 @@ fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Ar
         },
         meter: Meter::new(Rates { messages: listener.total_message_rate, bytes: listener.total_byte_rate })
             .map(|meter| Arc::new(Mutex::new(meter))),
+        topic_alias_max: config.limits.max_topic_alias,
+        topic_alias_broker_max: config.limits.max_topic_alias_broker,
+        response_information: config.response_information.clone(),
+        server_reference: config.server_reference.clone(),
     }
 }
 

@@ -36,7 +36,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("neighbours", Core, &["limits", "ids"]),
     ("frame", Core, &["limits", "ids", "codec", "stp"]),
     ("replication", Core, &["limits", "ids", "metrics", "codec", "frame"]),
-    ("router", Core, &["limits", "metrics", "pressure", "log_rate", "codec", "topic", "auth", "session", "replication"]),
+    ("router", Core, &["limits", "metrics", "config", "pressure", "log_rate", "codec", "topic", "auth", "session", "replication"]),
     ("resources", Shell, &["limits"]),
     ("clock", Shell, &[]),
     ("task", Shell, &[]),
@@ -68,7 +68,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "task",
         ],
     ),
-    ("sys", Shell, &["shared", "router", "clock", "mesh"]),
+    ("sys", Shell, &["metrics", "shared", "router", "clock", "mesh"]),
     ("admin", Shell, &["limits", "metrics", "config", "shared", "clock", "task"]),
     (
         "server",

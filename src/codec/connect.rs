@@ -70,7 +70,10 @@ impl<'a> Connect<'a> {
         } else {
             ConnectProperties::default()
         };
-        let client_id = reader.string()?;
+        let client_id = reader.name().map_err(|error| match error {
+            DecodeError::ControlCharacter if version == ProtocolVersion::V5 => DecodeError::ClientIdCharacter,
+            error => error,
+        })?;
         let clean_start = flags & CLEAN_START != 0;
         let may_choose = match version {
             ProtocolVersion::V3_1 => false,
@@ -84,7 +87,7 @@ impl<'a> Connect<'a> {
         // MQTT 3.1, section 3.1: the remaining length takes precedence over these two flags, a string that is missing is no error.
         let is_there =
             |flag: u8, reader: &Reader<'_>| flags & flag != 0 && !(version == ProtocolVersion::V3_1 && reader.is_empty());
-        let user_name = if is_there(USER_NAME, &reader) { Some(reader.string()?) } else { None };
+        let user_name = if is_there(USER_NAME, &reader) { Some(reader.name()?) } else { None };
         let password = if is_there(PASSWORD, &reader) { Some(reader.binary()?) } else { None };
         reader.finish()?;
         Ok(Self { version, clean_start, keep_alive_seconds, properties, client_id, will, user_name, password })

@@ -55,6 +55,12 @@ pub enum DecodeError {
     /// A string with U+0000 in it [MQTT-1.5.4-2].
     #[error("a string with a null character")]
     NullCharacter,
+    /// A topic, filter or user name with a control character; a receiver may refuse them (section 1.5.4).
+    #[error("a name with a control character")]
+    ControlCharacter,
+    /// The same in a client identifier, of which version 5 has a way to say so [MQTT-3.1.3-8].
+    #[error("a client identifier with a control character")]
+    ClientIdCharacter,
     /// A protocol name that is neither `MQTT` nor `MQIsdp` [MQTT-3.1.2-1].
     #[error("the protocol name is not MQTT")]
     ProtocolName,
@@ -154,6 +160,7 @@ impl DecodeError {
             | Self::TrailingBytes(_)
             | Self::Utf8 { .. }
             | Self::NullCharacter
+            | Self::ControlCharacter
             | Self::ConnectFlags(_)
             | Self::QoS(_)
             | Self::DupWithoutQoS
@@ -172,7 +179,7 @@ impl DecodeError {
             | Self::AuthenticationMethodMissing
             | Self::Reason { .. } => ReasonCode::ProtocolError,
             Self::ProtocolName | Self::ProtocolLevel(_) => ReasonCode::UnsupportedProtocolVersion,
-            Self::ClientIdEmpty => ReasonCode::ClientIdentifierNotValid,
+            Self::ClientIdEmpty | Self::ClientIdCharacter => ReasonCode::ClientIdentifierNotValid,
             Self::TopicWildcard => ReasonCode::TopicNameInvalid,
             Self::PacketTooLarge { .. } => ReasonCode::PacketTooLarge,
             Self::TooMany { .. } | Self::TooManyUserProperties(_) => ReasonCode::QuotaExceeded,

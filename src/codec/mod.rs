@@ -310,11 +310,27 @@ pub fn decode(input: &[u8], version: ProtocolVersion, packet_bytes_max: u32) -> 
 /// When the front of `input` is not, and cannot become, a CONNECT. [`connect_version`] says in which version to answer.
 pub fn decode_connect(input: &[u8], packet_bytes_max: u32) -> Result<Option<(Connect<'_>, usize)>, DecodeError> {
     let Some(first) = input.first() else { return Ok(None) };
-    if *first != PacketType::Connect.first_byte() {
+    if !is_connect(*first) {
         return Err(DecodeError::NotConnect(*first));
     }
     let Some((body, bytes)) = body(input, packet_bytes_max)? else { return Ok(None) };
-    Ok(Some((Connect::read(body)?, bytes)))
+    let connect = Connect::read(body)?;
+    // In 3.1 the flags of the fixed header are "not used" (its section 3.1), from 3.1.1 on they are reserved.
+    if *first != PacketType::Connect.first_byte() && connect.version != ProtocolVersion::V3_1 {
+        return Err(DecodeError::Flags { packet: PacketType::Connect, flags: first & 0x0f });
+    }
+    Ok(Some((connect, bytes)))
+}
+
+fn is_connect(first: u8) -> bool {
+    first >> 4 == PacketType::Connect as u8
+}
+
+/// Whether the packet at the front is one that a client does not send, once it is connected: then that is what is wrong with it, and not its form.
+#[must_use]
+pub fn is_servers(input: &[u8]) -> bool {
+    let servers = [PacketType::ConnAck, PacketType::SubAck, PacketType::UnsubAck, PacketType::PingResp];
+    input.first().is_some_and(|first| servers.iter().any(|packet| first >> 4 == *packet as u8))
 }
 
 /// The version that a CONNECT at the front of `input` claims to be, however broken or incomplete the rest of it is: what to answer in when
@@ -322,7 +338,7 @@ pub fn decode_connect(input: &[u8], packet_bytes_max: u32) -> Result<Option<(Con
 #[must_use]
 pub fn connect_version(input: &[u8]) -> Option<ProtocolVersion> {
     let (first, after_first) = input.split_first()?;
-    if *first != PacketType::Connect.first_byte() {
+    if !is_connect(*first) {
         return None;
     }
     let (_, length_bytes) = varint(after_first).ok()??;

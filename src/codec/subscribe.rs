@@ -110,7 +110,7 @@ impl<'a> Subscribe<'a> {
             ProtocolVersion::V3_1 | ProtocolVersion::V3_1_1 => SubscribeProperties::default(),
         };
         let filters = read_list(PacketType::Subscribe, reader, |reader| {
-            let filter = SubscribeFilter { filter: reader.string()?, options: SubscriptionOptions::read(version, reader)? };
+            let filter = SubscribeFilter { filter: reader.name()?, options: SubscriptionOptions::read(version, reader)? };
             if filter.options.no_local && filter.filter.starts_with("$share/") {
                 return Err(DecodeError::NoLocalShared);
             }

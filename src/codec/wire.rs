@@ -81,10 +81,25 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
+    /// A string without control characters: a name that stands in topics, logs and access rules. A receiver may refuse those characters in any string
+    /// (section 1.5.4); what only passes through, as properties do, is not looked at for them.
+    #[inline]
+    pub(super) fn name(&mut self) -> Result<&'a str, DecodeError> {
+        let name = self.string()?;
+        let (control, high) = name
+            .bytes()
+            .fold((false, false), |(control, high), byte| (control | (byte < 0x20) | (byte == 0x7f), high | (byte >= 0x80)));
+        // U+0080 to U+009F have two bytes.
+        if control || (high && name.chars().any(char::is_control)) {
+            return Err(DecodeError::ControlCharacter);
+        }
+        Ok(name)
+    }
+
     /// A topic name that may be empty (only an alias makes that legal, which the caller knows) but has no wildcard [MQTT-3.3.2-2].
     #[inline]
     pub(super) fn topic_name(&mut self) -> Result<&'a str, DecodeError> {
-        let name = self.string()?;
+        let name = self.name()?;
         if name.bytes().fold(false, |found, byte| found | (byte == b'+') | (byte == b'#')) {
             return Err(DecodeError::TopicWildcard);
         }

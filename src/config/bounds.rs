@@ -40,6 +40,12 @@ pub struct Limits {
     /// Longest keep alive in seconds; an MQTT 5 client that asks for more, or for none, is told this one. `None`: as each client asks.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::keepalive")]
     pub max_keepalive: Option<u16>,
+    /// Topic aliases that a client may set on one connection; 0: none.
+    #[serde(deserialize_with = "units::topic_aliases")]
+    pub max_topic_alias: u16,
+    /// Topic aliases that the broker sets on one connection, if the client takes as many; 0: none.
+    #[serde(deserialize_with = "units::topic_aliases")]
+    pub max_topic_alias_broker: u16,
     /// Messages a second from each client. `None`: as they come.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_rate")]
     pub max_message_rate: Option<NonZeroU64>,
@@ -64,6 +70,8 @@ impl Default for Limits {
             max_packet_size: limits::PACKET_BYTES_MAX_DEFAULT,
             max_connections: limits::CONNECTIONS_DEFAULT,
             max_keepalive: None,
+            max_topic_alias: limits::TOPIC_ALIAS_DEFAULT,
+            max_topic_alias_broker: limits::TOPIC_ALIAS_BROKER_DEFAULT,
             max_message_rate: None,
             max_byte_rate: None,
             max_connection_rate: None,

@@ -48,6 +48,17 @@ pub struct Config {
     pub name: String,
     /// The one directory in which the broker writes.
     pub data_dir: PathBuf,
+    /// Seconds between two looks at what `$SYS/broker` shows; 0: nothing is shown there.
+    #[serde(deserialize_with = "units::sys_interval")]
+    pub sys_interval: u16,
+    /// Which member of a shared subscription gets a message.
+    pub shared_subscription_strategy: SharedStrategy,
+    /// What an MQTT 5 client that asks for Response Information is told, `%c` being its client id (MQTT 5.0 section 3.2.2.3.15). `None`: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_information: Option<String>,
+    /// Where MQTT 5 clients are sent when this broker stops (MQTT 5.0 section 4.11): HOST:PORT, several with spaces between. `None`: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_reference: Option<String>,
     /// Where clients connect; never empty in a loaded configuration.
     #[serde(rename = "listener")]
     pub listeners: Vec<Listener>,
@@ -72,6 +83,10 @@ impl Default for Config {
         Self {
             name: String::new(),
             data_dir: PathBuf::from("data"),
+            sys_interval: 10,
+            shared_subscription_strategy: SharedStrategy::default(),
+            response_information: None,
+            server_reference: None,
             listeners: Vec::new(),
             mesh: None,
             auth: Auth::default(),
@@ -99,6 +114,24 @@ impl Config {
     pub fn admin_token_file(&self) -> PathBuf {
         self.admin.token_file.clone().unwrap_or_else(|| self.data_dir.join("admin.token"))
     }
+}
+
+/// Which member of a shared subscription gets a message (MQTT 5.0 section 4.8.2 leaves it to the server): in each case one that is connected and
+/// takes it, if there is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SharedStrategy {
+    /// In turn, each publisher's messages by themselves.
+    #[default]
+    RoundRobin,
+    /// Any.
+    Random,
+    /// Always the same one, as long as it is there.
+    Sticky,
+    /// The same one for all messages of one publisher. Publishers of other brokers of the mesh count as one.
+    HashClientid,
+    /// The same one for all messages of one topic.
+    HashTopic,
 }
 
 /// One address at which clients connect.

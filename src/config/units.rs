@@ -277,6 +277,14 @@ pub(super) fn keepalive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16
     between(from, 1, u16::MAX.into()).map(Some)
 }
 
+pub(super) fn sys_interval<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    between(from, 0, u16::MAX.into())
+}
+
+pub(super) fn topic_aliases<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    between(from, 0, limits::TOPIC_ALIAS_MAX.into())
+}
+
 pub(super) fn links<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
     between(from, 1, limits::BROKERS_MAX as i64)
 }

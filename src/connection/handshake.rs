@@ -16,14 +16,14 @@ use crate::clock;
 use crate::codec::{
     self, Auth, AuthProperties, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode,
 };
-use crate::limits::{CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::limits::{CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM};
 use crate::pressure::Level;
 use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
 
-/// A CONNACK with all that we say takes less.
-const PACKET_BYTES_LEAST: u32 = 64;
+/// A CONNACK that says no to an MQTT 5 client.
+const REFUSAL_BYTES: usize = 5;
 
 /// The same for a user that there is not.
 const WRONG: &str = "wrong user name or password";
@@ -32,7 +32,6 @@ const WRONG: &str = "wrong user name or password";
 pub(super) struct Accepted {
     pub(super) connection: Connection,
     pub(super) version: ProtocolVersion,
-    pub(super) packet_bytes_max: u32,
     pub(super) client_packet_bytes_max: usize,
     pub(super) expiry_fixed: bool,
     pub(super) reauthentication: Option<Box<Reauthentication>>,
@@ -49,6 +48,8 @@ pub(super) enum Refused {
     Io(#[from] std::io::Error),
     #[error("{0}")]
     Malformed(#[from] DecodeError),
+    #[error("a Maximum Packet Size that nothing fits")]
+    Deaf,
     #[error("{reason}: {why}")]
     Unacceptable { version: ProtocolVersion, reason: ReasonCode, why: &'static str },
 }
@@ -97,6 +98,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let Some((connect, length)) = codec::decode_connect(bytes, CONNECT_BYTES_MAX)? else { return Err(Refused::Closed) };
+    router.metrics().connects.add(1);
     check(&connect)?;
     let policy = terms.policy.load_full();
     let mut guest = Guest { stream, rest: bytes.get(length..).unwrap_or_default().to_vec(), connect: &connect, peer, terms };
@@ -263,26 +265,39 @@ fn open(
             window: receive_maximum.min(terms.inflight_max),
             packet_bytes_max: client_packet_bytes_max,
             address: peer.address.socket(),
+            topic_alias_max: connect.properties.topic_alias_maximum.unwrap_or(0).min(terms.topic_alias_broker_max),
         },
         access: Some(policy.admit(&proven.identity)),
     };
-    let connack = |session_present| {
+    let response_information = response_information(connect, terms, request.client_id);
+    let encode = |session_present, response_information: Option<&str>| {
         let properties = ConnAckProperties {
             receive_maximum: NonZeroU16::new(RECEIVE_MAXIMUM),
             maximum_packet_size: NonZeroU32::new(terms.packet_bytes_max),
             assigned_client_id: assigned.as_deref(),
-            topic_alias_maximum: Some(TOPIC_ALIAS_MAX),
+            topic_alias_maximum: Some(terms.topic_alias_max),
             server_keep_alive_seconds: server_keep_alive,
             authentication_method: proven.method.as_ref().map(|(method, _)| *method),
             authentication_data: proven.method.as_ref().map(|(_, last)| last.as_bytes()),
+            response_information,
             ..ConnAckProperties::default()
         };
         let packet = Packet::ConnAck(Box::new(ConnAck { session_present, reason: ReasonCode::Success, properties }));
         let mut encoded = Vec::with_capacity(64);
-        // An assigned identifier is the only part of changing length, and short.
+        // An assigned identifier and the response information are the only parts of changing length, and within what a string may have.
         let _ = codec::encode(&mut encoded, version, &packet);
         encoded
     };
+    // What the client asked for and can do without gives way to its Maximum Packet Size, what it must know does not [MQTT-3.1.2-24].
+    let response_information = response_information.filter(|text| encode(false, Some(text)).len() <= client_packet_bytes_max);
+    if client_packet_bytes_max < REFUSAL_BYTES {
+        return Err(Refused::Deaf);
+    }
+    if encode(false, None).len() > client_packet_bytes_max {
+        let why = "a Maximum Packet Size that its CONNACK does not fit";
+        return Err(Refused::Unacceptable { version, reason: ReasonCode::PacketTooLarge, why });
+    }
+    let connack = |session_present| encode(session_present, response_information.as_deref());
     let connection = with_worker(|worker| {
         let batch = &mut worker.scratch.batch;
         let connection = router.connect(batch, request, connack, now);
@@ -297,7 +312,6 @@ fn open(
     Ok(Accepted {
         connection,
         version,
-        packet_bytes_max: terms.packet_bytes_max,
         client_packet_bytes_max,
         expiry_fixed: v5 && expiry == SessionExpiry::WithConnection,
         reauthentication: proven.method.is_some().then(|| Box::new(Reauthentication::new(Arc::clone(&terms.policy)))),
@@ -312,10 +326,6 @@ fn check(connect: &Connect<'_>) -> Result<(), Refused> {
     let nameless = connect.client_id.is_empty();
     if nameless && (version == ProtocolVersion::V3_1 || (version == ProtocolVersion::V3_1_1 && !connect.clean_start)) {
         return refuse(ReasonCode::ClientIdentifierNotValid, "an empty client identifier");
-    }
-    // Smaller than the least that a broker has to say: it could not be told anything [MQTT-3.1.2-24].
-    if connect.properties.maximum_packet_size.is_some_and(|size| size.get() < PACKET_BYTES_LEAST) {
-        return refuse(ReasonCode::PacketTooLarge, "a Maximum Packet Size that no CONNACK fits");
     }
     match &connect.will {
         Some(will) if topic::check_name(will.topic).is_err() => refuse(ReasonCode::TopicNameInvalid, "the will's topic"),
@@ -332,6 +342,12 @@ fn keep_alive(connect: &Connect<'_>, terms: &Terms) -> (u16, Option<u16>) {
         Some(longest) if asked == 0 || asked > longest => (longest, (connect.version == ProtocolVersion::V5).then_some(longest)),
         _ => (asked, None),
     }
+}
+
+/// What stands in front of the topics on which this client awaits responses (MQTT 5.0 section 3.2.2.3.15), if it asks for that.
+fn response_information(connect: &Connect<'_>, terms: &Terms, client_id: &str) -> Option<String> {
+    let text = terms.response_information.as_ref()?;
+    connect.properties.request_response_information?.then(|| text.replace("%c", client_id))
 }
 
 fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
@@ -360,10 +376,13 @@ fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
 fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
     let (version, reason) = match refused {
         Refused::Unacceptable { version, reason, .. } => (*version, *reason),
-        // A version that is not served is told so in the words of 3.1.1, which any client understands [MQTT-3.1.2-2].
-        Refused::Malformed(error @ DecodeError::ProtocolLevel(_)) => (ProtocolVersion::V3_1_1, error.reason()),
+        // A version that is not served is told so in the words of its nearest relative: of 3.1.1 what is older, of 5.0 what is newer
+        // [MQTT-3.1.2-2].
+        Refused::Malformed(error @ DecodeError::ProtocolLevel(level)) => {
+            (if *level > 5 { ProtocolVersion::V5 } else { ProtocolVersion::V3_1_1 }, error.reason())
+        }
         Refused::Malformed(error) => (codec::connect_version(bytes)?, error.reason()),
-        Refused::Closed | Refused::Io(_) => return None,
+        Refused::Closed | Refused::Deaf | Refused::Io(_) => return None,
     };
     let packet = Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties: ConnAckProperties::default() }));
     let mut encoded = Vec::new();

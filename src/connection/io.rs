@@ -35,6 +35,8 @@ pub(super) struct Scratch {
     pub(super) answers: Vec<u8>,
     /// Acknowledgements of its publishes, which may have to wait for the mesh.
     pub(super) acknowledgements: Vec<u8>,
+    /// How many packets these are.
+    pub(super) answers_count: u64,
     /// Forwarded properties of the message at hand.
     pub(super) properties: Vec<u8>,
 }

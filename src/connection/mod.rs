@@ -39,7 +39,7 @@ use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
 use crate::pressure::Level;
 use crate::replication::Waiter;
 use crate::router::{Connection, Farewell, RouteCache, Router};
-use crate::session::SessionExpiry;
+use crate::session::{OutOfOrder, SessionExpiry};
 
 /// Reads that one poll makes before it lets other tasks run.
 const READS_PER_POLL: usize = 2;
@@ -64,6 +64,14 @@ pub struct Terms {
     pub rates: Rates,
     /// What all clients of the listener together have sent.
     pub meter: Option<Arc<Mutex<Meter>>>,
+    /// Topic aliases that a client may set.
+    pub topic_alias_max: u16,
+    /// Topic aliases that we set where the client takes as many.
+    pub topic_alias_broker_max: u16,
+    /// Response Information for clients that ask for it, `%c` being their client id.
+    pub response_information: Option<String>,
+    /// Server Reference for clients that are to use another server.
+    pub server_reference: Option<String>,
 }
 
 /// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can
@@ -77,7 +85,7 @@ where
             let Peer { transport, .. } = peer;
             tracing::debug!(%peer, ?transport, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
             let pace = Pace::new(terms.rates, terms.meter.as_ref());
-            Some(Client::new(stream, peer, router, accepted, pace))
+            Some(Client::new(stream, peer, router, terms, accepted, pace))
         }
         Err(refused) => {
             router.metrics().connections_refused.add(1);
@@ -142,6 +150,12 @@ impl From<codec::DecodeError> for Fault {
     }
 }
 
+impl From<OutOfOrder> for Fault {
+    fn from(_: OutOfOrder) -> Self {
+        Self::Close(ReasonCode::ProtocolError)
+    }
+}
+
 /// One connected client.
 #[derive(Debug)]
 pub struct Client<S> {
@@ -149,9 +163,8 @@ pub struct Client<S> {
     peer: Peer,
     router: Arc<Router>,
     connection: Connection,
+    terms: Arc<Terms>,
     version: ProtocolVersion,
-    /// Largest packet that we take.
-    packet_bytes_max: u32,
     /// Largest packet that the client takes.
     client_packet_bytes_max: usize,
     /// The Session Expiry Interval of CONNECT was 0: DISCONNECT must not change it [MQTT-3.14.2.2.2].
@@ -183,13 +196,13 @@ pub struct Client<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
-    fn new(stream: S, peer: Peer, router: Arc<Router>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
+    fn new(stream: S, peer: Peer, router: Arc<Router>, terms: Arc<Terms>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
+        router.metrics().clients.change(1);
         Self {
             stream,
             peer,
             router,
             version: accepted.version,
-            packet_bytes_max: accepted.packet_bytes_max,
             client_packet_bytes_max: accepted.client_packet_bytes_max,
             expiry_fixed: accepted.expiry_fixed,
             connection: accepted.connection,
@@ -198,8 +211,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             pace,
             pause: None,
             routes: RouteCache::default(),
-            aliases: packets::Aliases::default(),
+            aliases: packets::Aliases::new(terms.topic_alias_max),
             reauthentication: accepted.reauthentication,
+            terms,
             held: Vec::new(),
             release: None,
             unread_answers_bytes: 0,
@@ -372,7 +386,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 break Ok(());
             }
             let rest = bytes.get(at..).unwrap_or_default();
-            match codec::decode(rest, self.version, self.packet_bytes_max) {
+            match codec::decode(rest, self.version, self.terms.packet_bytes_max) {
                 Ok(Some((ref packet, length))) => {
                     at += length;
                     packets += 1;
@@ -390,10 +404,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                         Err(error) => Err(error.into()),
                     };
                 }
+                Err(_) if codec::is_servers(rest) => break Err(Fault::Close(ReasonCode::ProtocolError)),
                 Err(error) => break Err(error.into()),
             }
         };
         self.router.metrics().packets_received.add(packets);
+        self.router.metrics().answers_sent.add(std::mem::take(&mut scratch.answers_count));
         if packets > 0 {
             self.connection.subscriber.heard(self.router.millis(now));
         }
@@ -529,9 +545,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn poll_last_words(&mut self, cx: &mut Context<'_>, reason: ReasonCode) -> Poll<End> {
         if self.version == ProtocolVersion::V5 && reason.is_error() && !self.said_last {
             self.said_last = true;
-            let packet = Packet::Disconnect(Disconnect { reason, properties: DisconnectProperties::default() });
-            // Only codes that DISCONNECT may carry get here; one that may not would leave the client with a bare close.
-            let _ = codec::encode(self.output.last(), self.version, &packet);
+            self.put_last_packet(reason);
         }
         while !self.output.is_empty() {
             match self.output.poll_write(&mut self.stream, cx) {
@@ -546,6 +560,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 }
 
 impl<S> Client<S> {
+    /// The DISCONNECT with which we end the connection.
+    fn put_last_packet(&mut self, reason: ReasonCode) {
+        let mut properties = DisconnectProperties::default();
+        if reason == ReasonCode::UseAnotherServer {
+            properties.server_reference = self.terms.server_reference.as_deref();
+        }
+        let out = self.output.last();
+        let start = out.len();
+        for properties in [properties, DisconnectProperties::default()] {
+            let packet = Packet::Disconnect(Disconnect { reason, properties });
+            // Only codes that DISCONNECT may carry get here; one that may not would leave the client with a bare close.
+            let _ = codec::encode(out, self.version, &packet);
+            if out.len() - start <= self.client_packet_bytes_max {
+                break;
+            }
+            out.truncate(start); // [MQTT-3.1.2-24]
+        }
+        self.router.metrics().answers_sent.add(1);
+    }
+
     /// Tells the router; only the first call counts.
     fn finish(&mut self, farewell: Farewell, expiry: Option<SessionExpiry>) {
         with_worker(|worker| {
@@ -560,6 +594,7 @@ impl<S> Client<S> {
 /// A task that is aborted still tells the router.
 impl<S> Drop for Client<S> {
     fn drop(&mut self) {
+        self.router.metrics().clients.change(-1);
         self.finish(Farewell::Lost, None);
     }
 }

@@ -6,19 +6,27 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::io::Scratch;
 use super::{Client, Fault};
-use crate::codec::{self, Ack, AckProperties, Packet, PacketId, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck};
-use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM, TOPIC_ALIAS_MAX};
+use crate::codec::{
+    self, Ack, AckProperties, Packet, PacketId, PacketType, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck,
+};
+use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM};
 use crate::router::{Farewell, Ingress, Routed, Subscribe, is_system};
 use crate::session::{Message, SessionExpiry, SubscriptionOptions};
-use crate::topic;
+use crate::topic::{self, TopicError};
 
 /// Topic aliases that the client has set on this connection [MQTT-3.3.2-7]. Empty, it owns no memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Aliases {
     topics: Vec<Option<Box<str>>>,
+    /// The highest that it may set.
+    max: u16,
 }
 
 impl Aliases {
+    pub(super) fn new(max: u16) -> Self {
+        Self { topics: Vec::new(), max }
+    }
+
     fn set(&mut self, alias: u16, topic: &str) -> Result<(), Fault> {
         let place = self.place(alias)?;
         *place = Some(topic.into());
@@ -38,7 +46,7 @@ impl Aliases {
     }
 
     fn place(&mut self, alias: u16) -> Result<&mut Option<Box<str>>, Fault> {
-        if alias == 0 || alias > TOPIC_ALIAS_MAX {
+        if alias == 0 || alias > self.max {
             return Err(Fault::Close(ReasonCode::TopicAliasInvalid));
         }
         let index = usize::from(alias) - 1;
@@ -49,23 +57,31 @@ impl Aliases {
     }
 }
 
+/// A packet with a filter that is none is malformed, and nothing of it is done [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1], [MQTT-4.8.2-1].
+fn check_filters<'a>(mut filters: impl Iterator<Item = &'a str>) -> Result<(), Fault> {
+    filters.try_for_each(|filter| match topic::parse_filter(filter) {
+        Ok(_) | Err(TopicError::TooManyLevels { .. }) => Ok(()),
+        Err(_) => Err(Fault::Close(ReasonCode::MalformedPacket)),
+    })
+}
+
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     pub(super) fn handle(&mut self, packet: &Packet<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
         match packet {
             Packet::Publish(publish) => self.publish(publish, scratch, now),
             Packet::PubAck(ack) => {
-                self.connection.subscriber.lock().outbound.puback(ack.packet_id);
-                Ok(())
+                let known = self.connection.subscriber.lock().outbound.puback(ack.packet_id);
+                known.map(drop).map_err(Fault::from)
             }
             Packet::PubRec(ack) => self.pubrec(ack, scratch),
             Packet::PubRel(ack) => self.pubrel(ack, scratch),
             Packet::PubComp(ack) => {
-                self.connection.subscriber.lock().outbound.pubcomp(ack.packet_id);
-                Ok(())
+                let known = self.connection.subscriber.lock().outbound.pubcomp(ack.packet_id);
+                known.map(drop).map_err(Fault::from)
             }
             Packet::Subscribe(subscribe) => self.subscribe(subscribe, scratch),
             Packet::Unsubscribe(unsubscribe) => self.unsubscribe(unsubscribe, scratch),
-            Packet::PingReq => self.reply(&mut scratch.answers, &Packet::PingResp),
+            Packet::PingReq => self.reply(&mut scratch.answers, &mut scratch.answers_count, &Packet::PingResp),
             Packet::Disconnect(disconnect) => Err(self.disconnect(disconnect)),
             Packet::Auth(auth) => self.authenticate_anew(auth, scratch),
             // No second CONNECT [MQTT-3.1.0-2], nothing that only a server sends.
@@ -75,7 +91,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    pub(super) fn reply(&self, answers: &mut Vec<u8>, packet: &Packet<'_>) -> Result<(), Fault> {
+    pub(super) fn reply(&self, answers: &mut Vec<u8>, count: &mut u64, packet: &Packet<'_>) -> Result<(), Fault> {
         let start = answers.len();
         // Our own packets are within all bounds: a failure would be a bug of ours, and ends this connection only.
         codec::encode(answers, self.version, packet).map_err(|error| {
@@ -87,6 +103,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             answers.truncate(start);
             return Err(Fault::Close(ReasonCode::ImplementationSpecificError));
         }
+        *count += 1;
         Ok(())
     }
 
@@ -117,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 Err(_) => return Err(Fault::Close(ReasonCode::ReceiveMaximumExceeded)),
             }
         }
-        self.router.metrics().messages_received.add(1);
+        scratch.batch.count_received(publish.payload.len());
         if is_system(topic) {
             return match publish.packet_id {
                 Some(id) => self.acknowledge(publish.qos, id, ReasonCode::NotAuthorized, scratch),
@@ -174,22 +191,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 Packet::PubRec(ack)
             }
         };
-        self.reply(&mut scratch.acknowledgements, &packet)
+        self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &packet)
     }
 
     fn pubrec(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
         let refused = ack.reason.is_error();
-        let known = self.connection.subscriber.lock().outbound.pubrec(ack.packet_id, refused);
+        let known = self.connection.subscriber.lock().outbound.pubrec(ack.packet_id, refused)?;
         if refused {
             return Ok(());
         }
-        self.reply(&mut scratch.answers, &Packet::PubRel(self.found(known, ack.packet_id)))
+        self.reply(&mut scratch.answers, &mut scratch.answers_count, &Packet::PubRel(self.found(known, ack.packet_id)))
     }
 
     fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
         let known = self.connection.subscriber.lock().inbound.release(ack.packet_id);
         // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
-        self.reply(&mut scratch.acknowledgements, &Packet::PubComp(self.found(known, ack.packet_id)))
+        self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &Packet::PubComp(self.found(known, ack.packet_id)))
     }
 
     fn found(&self, known: bool, packet_id: PacketId) -> Ack<'static> {
@@ -201,6 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn subscribe(&mut self, subscribe: &codec::Subscribe<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        check_filters(subscribe.filters.iter().map(|filter| filter.filter))?;
         let mut reasons = Vec::with_capacity(subscribe.filters.len());
         for filter in &subscribe.filters {
             let options = SubscriptionOptions {
@@ -216,17 +234,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     QoS::AtLeastOnce => ReasonCode::GrantedQoS1,
                     QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
                 },
-                Err(error) if error.reason() == ReasonCode::ProtocolError => return Err(Fault::Close(error.reason())),
+                Err(error) if !error.reason().is_allowed_in(PacketType::SubAck) => return Err(Fault::Close(error.reason())),
                 // 3.1 has no failure code in SUBACK: its clients are closed.
                 Err(error) if self.version == ProtocolVersion::V3_1 => return Err(Fault::Close(error.reason())),
                 Err(error) => error.reason(),
             });
         }
         let packet_id = subscribe.packet_id;
-        self.reply(&mut scratch.answers, &Packet::SubAck(SubAck { packet_id, properties: AckProperties::default(), reasons }))
+        self.reply(
+            &mut scratch.answers,
+            &mut scratch.answers_count,
+            &Packet::SubAck(SubAck { packet_id, properties: AckProperties::default(), reasons }),
+        )
     }
 
     fn unsubscribe(&mut self, unsubscribe: &codec::Unsubscribe<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        check_filters(unsubscribe.filters.iter().copied())?;
         let reasons = unsubscribe
             .filters
             .iter()
@@ -237,7 +260,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             })
             .collect();
         let packet_id = unsubscribe.packet_id;
-        self.reply(&mut scratch.answers, &Packet::UnsubAck(UnsubAck { packet_id, properties: AckProperties::default(), reasons }))
+        self.reply(
+            &mut scratch.answers,
+            &mut scratch.answers_count,
+            &Packet::UnsubAck(UnsubAck { packet_id, properties: AckProperties::default(), reasons }),
+        )
     }
 
     fn disconnect(&self, disconnect: &codec::Disconnect<'_>) -> Fault {

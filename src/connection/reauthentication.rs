@@ -58,6 +58,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             authentication_data: Some(data.as_bytes()),
             ..AuthProperties::default()
         };
-        self.reply(&mut scratch.answers, &Packet::Auth(Auth { reason, properties }))
+        self.reply(&mut scratch.answers, &mut scratch.answers_count, &Packet::Auth(Auth { reason, properties }))
     }
 }

@@ -228,9 +228,11 @@ impl Router {
                     }
                 }
                 Due::Expiry => {
+                    let was_there = subscriber.is_latest(epoch);
                     if let Some(will) = self.remove_if(&subscriber, epoch) {
                         self.publish_will(batch, &subscriber, will, now);
                     }
+                    self.metrics.sessions_expired.add(u64::from(was_there && !subscriber.is_latest(epoch)));
                 }
             }
         }
@@ -348,14 +350,17 @@ impl Router {
             return;
         }
         let mut subscriptions = self.subscriptions.write();
-        let mut removed = 0;
+        let (mut removed, mut shared) = (0, 0);
         for text in ended.subscriptions.keys() {
             // They were checked when they were subscribed.
             let Ok(filter) = topic::parse_filter(text) else { continue };
             let key = SubscriptionKey { subscriber: subscriber.id, share: filter.share.map(Arc::from) };
-            removed += i64::from(subscriptions.remove(filter.levels, &key).is_some());
+            let was_there = i64::from(subscriptions.remove(filter.levels, &key).is_some());
+            removed += was_there;
+            shared += was_there * i64::from(filter.share.is_some());
         }
         drop(subscriptions);
+        self.metrics.shared_subscriptions.change(-shared);
         self.subscriptions_changed(-removed);
     }
 

@@ -11,6 +11,7 @@ mod deadlines;
 mod publish;
 mod retained;
 mod route;
+mod share;
 mod subscribe;
 mod system;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use system::is_system;
 
 use self::deadlines::Deadlines;
 use self::route::Subscriptions;
+use crate::config::SharedStrategy;
 use crate::log_rate::LogRate;
 use crate::metrics::Metrics;
 use crate::pressure::Pressure;
@@ -44,6 +46,8 @@ use crate::session::{OutboundLimits, Subscriber};
 pub struct RouterLimits {
     /// Of each session.
     pub outbound: OutboundLimits,
+    /// Which member of a shared subscription gets a message.
+    pub shared: SharedStrategy,
 }
 
 /// See the module's page.

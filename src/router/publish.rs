@@ -6,7 +6,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Router;
-use super::route::{Route, RouteCache, SharedTargets, Target};
+use super::route::{Route, RouteCache, Target};
+use super::share::{Chooser, SharedTargets};
 use super::system::is_system;
 use crate::codec::{QoS, ReasonCode};
 use crate::pressure::Level;
@@ -65,7 +66,10 @@ pub struct Batch {
 
 #[derive(Debug, Default)]
 struct Counts {
+    received: u64,
+    received_bytes: u64,
     sent: u64,
+    sent_bytes: u64,
     queued: u64,
     slow: u64,
     full: u64,
@@ -75,9 +79,13 @@ struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, outcome: Outcome) {
+    /// What became of a message with a payload of `bytes`.
+    fn add(&mut self, outcome: Outcome, bytes: usize) {
         match outcome {
-            Outcome::Sent => self.sent += 1,
+            Outcome::Sent => {
+                self.sent += 1;
+                self.sent_bytes += bytes as u64;
+            }
             Outcome::DroppedSlow => self.slow += 1,
             Outcome::DroppedFull => self.full += 1,
             Outcome::DroppedTooLarge => self.too_large += 1,
@@ -107,12 +115,19 @@ impl Batch {
         &mut self.variants
     }
 
-    pub(super) fn count(&mut self, outcome: Outcome) {
-        self.counts.add(outcome);
+    /// A client has published a message with a payload of `bytes`.
+    pub fn count_received(&mut self, bytes: usize) {
+        self.counts.received += 1;
+        self.counts.received_bytes += bytes as u64;
+    }
+
+    pub(super) fn count(&mut self, outcome: Outcome, bytes: usize) {
+        self.counts.add(outcome, bytes);
     }
 
     pub(super) fn count_pumped(&mut self, pumped: Pumped) {
         self.counts.sent += pumped.sent;
+        self.counts.sent_bytes += pumped.sent_bytes;
         self.counts.denied += pumped.denied;
         self.counts.expired += pumped.expired;
         self.counts.too_large += pumped.too_large;
@@ -135,7 +150,10 @@ impl Router {
             Ingress::Broker | Ingress::Link | Ingress::System => None,
         };
         let generation = self.generation.load(Ordering::Acquire);
-        let route = routes.route(message.topic, generation, || Route::find(&self.subscriptions.read(), message.topic, publisher));
+        let route = routes.route(message.topic, generation, || {
+            let chooser = Chooser { strategy: self.limits.shared, publisher, hasher: self.registry.hasher() };
+            Route::find(&self.subscriptions.read(), message.topic, &chooser)
+        });
         if !route.may_publish {
             self.metrics.publishes_denied.add(1);
             return Routed::NotAllowed;
@@ -161,7 +179,7 @@ impl Router {
                 continue;
             }
             let outcome = batch.deliver(target, message, now, true);
-            batch.counts.add(outcome);
+            batch.counts.add(outcome, message.payload.len());
         }
         for group in &route.shared {
             batch.deliver_to_one(group, message, now);
@@ -187,7 +205,10 @@ impl Router {
         }
         batch.owners.drain(..).for_each(Waker::wake);
         let counts = std::mem::take(&mut batch.counts);
+        self.metrics.messages_received.add(counts.received);
+        self.metrics.payload_bytes_received.add(counts.received_bytes);
         self.metrics.messages_sent.add(counts.sent);
+        self.metrics.payload_bytes_sent.add(counts.sent_bytes);
         self.metrics.dropped_qos0.add(counts.slow);
         self.metrics.dropped_queue_full.add(counts.full);
         self.metrics.dropped_too_large.add(counts.too_large);
@@ -224,7 +245,7 @@ impl Batch {
             for member in group.rotation(turn) {
                 let outcome = self.deliver(member, message, now, even_if_away);
                 if matches!(outcome, Outcome::Sent | Outcome::Queued | Outcome::QueuedInstead(_)) {
-                    self.counts.add(outcome);
+                    self.counts.add(outcome, message.payload.len());
                     return;
                 }
                 if outcome != Outcome::Away {
@@ -232,7 +253,7 @@ impl Batch {
                 }
             }
         }
-        self.counts.add(last);
+        self.counts.add(last, message.payload.len());
     }
 
     /// One copy to one receiver; `Away` if it is not connected and `even_if_away` is not said, or nothing is kept for it.

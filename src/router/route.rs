@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::share::{Chooser, SharedTargets};
 use crate::codec::QoS;
 use crate::pressure::Level;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
@@ -57,26 +57,6 @@ pub(super) struct Target {
     pub(super) subscription_ids: Option<Box<[u32]>>,
 }
 
-/// The members of one share group; each message goes to one of them.
-#[derive(Debug)]
-pub(super) struct SharedTargets {
-    pub(super) members: Vec<Target>,
-    next: AtomicUsize,
-}
-
-impl SharedTargets {
-    /// Whose turn it is.
-    pub(super) fn next_turn(&self) -> usize {
-        self.next.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// The members, beginning with the one whose `turn` it is.
-    pub(super) fn rotation(&self, turn: usize) -> impl Iterator<Item = &Target> {
-        let start = turn % self.members.len().max(1);
-        self.members.iter().cycle().skip(start).take(self.members.len())
-    }
-}
-
 /// Everybody who gets a topic. A client whose subscriptions overlap gets one copy; one that may not receive the topic gets none.
 #[derive(Debug, Default)]
 pub(super) struct Route {
@@ -88,8 +68,8 @@ pub(super) struct Route {
 
 impl Route {
     /// Looks `topic` up for a client, or for the broker itself. Rights are asked here and not again until the generation changes.
-    pub(super) fn find(subscriptions: &Subscriptions, topic: &str, publisher: Option<&Subscriber>) -> Self {
-        if publisher.is_some_and(|publisher| !publisher.may_publish(topic)) {
+    pub(super) fn find(subscriptions: &Subscriptions, topic: &str, chooser: &Chooser<'_>) -> Self {
+        if chooser.publisher.is_some_and(|publisher| !publisher.may_publish(topic)) {
             return Self::default();
         }
         let mut found: Vec<(&Arc<Subscriber>, &SubscriptionOptions)> = Vec::new();
@@ -110,14 +90,7 @@ impl Route {
                 same.first().map(|(subscriber, _)| Target::new(subscriber, &options))
             })
             .collect();
-        let shared = groups
-            .into_values()
-            .map(|mut members| {
-                members.sort_by_key(|member| member.subscriber.id);
-                // Routes are made anew by every publisher and with every change: they must not all begin with the same member.
-                SharedTargets { members, next: AtomicUsize::new(rand::random::<u16>().into()) }
-            })
-            .collect();
+        let shared = groups.into_iter().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
         Self { may_publish: true, targets, shared }
     }
 

@@ -42,11 +42,14 @@ pub enum SubscribeError {
 }
 
 impl SubscribeError {
-    /// The reason code of SUBACK, or of DISCONNECT.
+    /// The reason code of SUBACK, or of DISCONNECT where SUBACK has none like it: a filter that is none is no matter of SUBACK, whose 0x8F is for
+    /// filters that are correctly formed (MQTT 5.0 section 3.9.3).
     #[must_use]
     pub fn reason(&self) -> ReasonCode {
         match self {
-            Self::Filter(_) => ReasonCode::TopicFilterInvalid,
+            // Well-formed, and not taken by this server.
+            Self::Filter(TopicError::TooManyLevels { .. }) => ReasonCode::TopicFilterInvalid,
+            Self::Filter(_) => ReasonCode::MalformedPacket,
             Self::SharedNoLocal => ReasonCode::ProtocolError,
             Self::NotAllowed => ReasonCode::NotAuthorized,
             Self::TooMany => ReasonCode::QuotaExceeded,
@@ -101,6 +104,7 @@ impl Router {
         state.subscriptions.insert(request.filter.into(), request.options.clone());
         drop(state);
         let share: Option<Arc<str>> = filter.share.map(Arc::from);
+        self.metrics.shared_subscriptions.change(i64::from(is_new && share.is_some()));
         let group = share.clone().map(|share| Group { share, filter: Arc::from(filter.levels) });
         let subscription = Subscription { subscriber: Arc::clone(subscriber), options: request.options.clone(), group };
         subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
@@ -132,6 +136,7 @@ impl Router {
             let key = SubscriptionKey { subscriber: connection.subscriber.id, share: filter.share.map(Arc::from) };
             subscriptions.remove(filter.levels, &key);
             drop(subscriptions);
+            self.metrics.shared_subscriptions.change(-i64::from(filter.share.is_some()));
             self.subscriptions_changed(-1);
         }
         Ok(existed)
@@ -157,7 +162,7 @@ impl Router {
                     self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now);
                 if is_still_said && may_receive(&message.topic) {
                     let outcome = state.deliver_retained(batch.variants(), &message, &options, now);
-                    batch.count(outcome);
+                    batch.count(outcome, message.payload.len());
                 }
                 continue;
             }

@@ -29,7 +29,7 @@ impl Bench {
             queue_qos0: false,
         };
         let now = Instant::now();
-        let router = Router::new(RouterLimits { outbound }, Arc::new(Metrics::default()), now);
+        let router = Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), now);
         Self { router, batch: Batch::default(), routes: RouteCache::default(), now }
     }
 
@@ -50,7 +50,13 @@ impl Bench {
             expiry,
             silence_max: Some(Duration::from_secs(90)),
             will,
-            connected: Connected { version: ProtocolVersion::V5, window: 10, packet_bytes_max: usize::MAX, address: None },
+            connected: Connected {
+                version: ProtocolVersion::V5,
+                window: 10,
+                packet_bytes_max: usize::MAX,
+                topic_alias_max: 0,
+                address: None,
+            },
             access: None,
         };
         let present = std::cell::Cell::new(false);

@@ -6,6 +6,7 @@
 //! It is not a connection: it outlives one, and knows no socket. Sources: MQTT 5.0 section 4.1 (session state), 4.3 (QoS), 4.4 (redelivery),
 //! 4.9 (flow control).
 
+mod aliases;
 mod inbound;
 mod message;
 mod outbound;
@@ -17,7 +18,7 @@ mod variants;
 
 pub use inbound::{Inbound, QuotaExceeded};
 pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
-pub use outbound::{Outbound, OutboundLimits};
+pub use outbound::{OutOfOrder, Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use variants::Variants;

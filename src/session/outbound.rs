@@ -27,6 +27,10 @@ pub struct OutboundLimits {
     pub queue_qos0: bool,
 }
 
+/// An acknowledgement that is not the one which the message's QoS asks for [MQTT-3.3.4-1]: a protocol error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfOrder;
+
 /// How far a message in flight has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -166,8 +170,17 @@ impl Outbound {
         }
     }
 
+    /// Where the message with this identifier stands, which must have come as far as this.
     fn position(&self, id: PacketId, stage: Stage) -> Option<usize> {
         self.inflight.iter().position(|open| packet_id(open.serial) == id && open.stage == stage)
+    }
+
+    /// What an acknowledgement without a message of its kind means: nothing, or that the exchange under this identifier is another.
+    fn unknown(&self, id: PacketId) -> Result<bool, OutOfOrder> {
+        match self.inflight.iter().any(|open| packet_id(open.serial) == id) {
+            true => Err(OutOfOrder),
+            false => Ok(false),
+        }
     }
 
     fn remove(&mut self, place: usize) {
@@ -179,42 +192,52 @@ impl Outbound {
     }
 
     /// PUBACK arrived. False if nothing waits for it.
-    pub fn puback(&mut self, id: PacketId) -> bool {
-        let Some(place) = self.position(id, Stage::Published) else { return false };
-        if self.inflight.get(place).is_some_and(|open| open.qos != QoS::AtLeastOnce) {
-            return false;
+    ///
+    /// # Errors
+    /// When the identifier is that of a QoS 2 message.
+    pub fn puback(&mut self, id: PacketId) -> Result<bool, OutOfOrder> {
+        match self.position(id, Stage::Published) {
+            Some(place) if self.inflight.get(place).is_some_and(|open| open.qos == QoS::AtLeastOnce) => {
+                self.remove(place);
+                Ok(true)
+            }
+            _ => self.unknown(id),
         }
-        self.remove(place);
-        true
     }
 
     /// PUBREC arrived. True if PUBREL is to be sent: also for a repeat [MQTT-4.3.3-3]; false for an unknown identifier (PUBREL with 0x92).
     /// A refusal (reason code 0x80 and above) ends the exchange [MQTT-4.3.3-5].
-    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> bool {
-        if let Some(place) = self.position(id, Stage::Published) {
-            if self.inflight.get(place).is_some_and(|open| open.qos != QoS::ExactlyOnce) {
-                return false;
-            }
-            if refused {
-                self.remove(place);
-            } else if let Some(open) = self.inflight.get_mut(place) {
-                open.stage = Stage::Released;
-                open.message = None;
-                self.inflight_bytes -= std::mem::take(&mut open.bytes) as usize;
-            }
-            return true;
+    ///
+    /// # Errors
+    /// When the identifier is that of a QoS 1 message.
+    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> Result<bool, OutOfOrder> {
+        let Some(place) = self.position(id, Stage::Published) else {
+            return Ok(self.position(id, Stage::Released).is_some());
+        };
+        if self.inflight.get(place).is_some_and(|open| open.qos != QoS::ExactlyOnce) {
+            return Err(OutOfOrder);
         }
-        self.position(id, Stage::Released).is_some()
+        if refused {
+            self.remove(place);
+        } else if let Some(open) = self.inflight.get_mut(place) {
+            open.stage = Stage::Released;
+            open.message = None;
+            self.inflight_bytes -= std::mem::take(&mut open.bytes) as usize;
+        }
+        Ok(true)
     }
 
     /// PUBCOMP arrived. False if nothing waits for it.
-    pub fn pubcomp(&mut self, id: PacketId) -> bool {
+    ///
+    /// # Errors
+    /// When the message with the identifier has not come that far, or is of QoS 1.
+    pub fn pubcomp(&mut self, id: PacketId) -> Result<bool, OutOfOrder> {
         match self.position(id, Stage::Released) {
             Some(place) => {
                 self.remove(place);
-                true
+                Ok(true)
             }
-            None => false,
+            None => self.unknown(id),
         }
     }
 
@@ -349,9 +372,9 @@ mod tests {
         for n in 0..200_000_u32 {
             let id = outbound.send(QoS::AtLeastOnce, 0, None);
             assert_ne!(id, first, "given twice at {n}");
-            assert!(outbound.puback(id));
+            assert_eq!(outbound.puback(id), Ok(true));
         }
-        assert!(outbound.puback(first) && !outbound.puback(first));
+        assert_eq!((outbound.puback(first), outbound.puback(first)), (Ok(true), Ok(false)));
         assert_eq!(outbound.inflight_len(), 0);
     }
 
@@ -360,13 +383,18 @@ mod tests {
         let mut outbound = Outbound::new(ROOMY);
         let id = outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(1));
-        assert!(!outbound.puback(id) && !outbound.pubcomp(id));
-        assert!(outbound.pubrec(id, false) && outbound.pubrec(id, false), "a repeated PUBREC gets PUBREL again");
+        assert_eq!((outbound.puback(id), outbound.pubcomp(id)), (Err(OutOfOrder), Err(OutOfOrder)));
+        assert_eq!(
+            (outbound.pubrec(id, false), outbound.pubrec(id, false)),
+            (Ok(true), Ok(true)),
+            "a repeated PUBREC gets PUBREL again"
+        );
+        assert_eq!(outbound.puback(id), Err(OutOfOrder));
         assert!(!outbound.has_room(1), "the window opens at PUBCOMP [MQTT-4.9.0-2]");
-        assert!(outbound.pubcomp(id) && !outbound.pubcomp(id));
+        assert_eq!((outbound.pubcomp(id), outbound.pubcomp(id)), (Ok(true), Ok(false)));
         assert!(outbound.has_room(1));
         let refused = outbound.send(QoS::ExactlyOnce, 0, None);
-        assert!(outbound.pubrec(refused, true));
+        assert_eq!(outbound.pubrec(refused, true), Ok(true));
         assert!(outbound.has_room(1));
     }
 
@@ -415,12 +443,12 @@ mod tests {
         let first = outbound.send(QoS::AtLeastOnce, 4, None);
         let second = outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(9), "4 bytes each");
-        assert!(outbound.pubrec(second, false));
+        assert_eq!(outbound.pubrec(second, false), Ok(true));
         assert!(outbound.has_room(9), "the client has a released message");
         outbound.send(QoS::AtLeastOnce, 4, None);
         assert!(!outbound.has_room(9));
-        assert!(outbound.puback(first) && outbound.has_room(9));
-        assert!(outbound.pubcomp(second) && outbound.has_room(9));
+        assert!(outbound.puback(first) == Ok(true) && outbound.has_room(9));
+        assert!(outbound.pubcomp(second) == Ok(true) && outbound.has_room(9));
         outbound.send(QoS::AtLeastOnce, 400, None);
         outbound.unsend();
         assert!(outbound.has_room(9));
@@ -430,7 +458,7 @@ mod tests {
     fn a_resumed_session_sends_again_in_order_and_within_the_window() {
         let mut outbound = Outbound::new(ROOMY);
         let ids: Vec<PacketId> = (0..4).map(|_| outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)))).collect();
-        outbound.pubrec(ids[1], false);
+        assert_eq!(outbound.pubrec(ids[1], false), Ok(true));
         for _ in 0..50 {
             outbound.resume();
             let mut again = Vec::new();
@@ -443,9 +471,9 @@ mod tests {
             assert_eq!(again, [(ids[0], false), (ids[1], true), (ids[2], false)]);
             assert!(!outbound.is_open(2));
         }
-        assert!(outbound.pubrec(ids[0], false) && outbound.pubcomp(ids[0]));
+        assert_eq!((outbound.pubrec(ids[0], false), outbound.pubcomp(ids[0])), (Ok(true), Ok(true)));
         assert!(matches!(outbound.resend(2), Some(Resend::Publish(id, _)) if id == ids[3]));
-        assert!(outbound.pubcomp(ids[1]));
+        assert_eq!(outbound.pubcomp(ids[1]), Ok(true));
         assert_eq!(outbound.inflight_len(), 2);
     }
 }

@@ -11,6 +11,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
+use super::aliases::Aliases;
 use crate::codec::ReasonCode;
 use crate::limits::{OUTBOX_BYTES_MAX, OUTBOX_BYTES_MAX_TIGHT, OUTBOX_COPIED_BYTES_MAX};
 use crate::pressure::Level;
@@ -67,9 +68,21 @@ pub struct Outbox {
     shared_bytes: usize,
     owner: Owner,
     close: Option<ReasonCode>,
+    /// Where the client takes topic aliases.
+    aliases: Option<Box<Aliases>>,
 }
 
 impl Outbox {
+    /// From here on topics may get up to `max` aliases.
+    pub(super) fn allow_aliases(&mut self, max: u16) {
+        self.aliases = (max > 0).then(|| Box::new(Aliases::new(max)));
+    }
+
+    /// The topic aliases of this connection, if the client takes any.
+    pub(super) fn aliases(&mut self) -> Option<&mut Aliases> {
+        self.aliases.as_deref_mut()
+    }
+
     /// Bytes that wait.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -59,6 +59,8 @@ pub struct Connected {
     pub packet_bytes_max: usize,
     /// Where the client is, if it is in a network; for people who look for it.
     pub address: Option<SocketAddr>,
+    /// Topic aliases that we may set: the lower of the client's Topic Alias Maximum and our own bound [MQTT-3.1.2-26, -27].
+    pub topic_alias_max: u16,
 }
 
 /// What a client asked for with one filter (MQTT 5.0 section 3.8.3.1).
@@ -378,7 +380,7 @@ impl State {
                         now,
                     );
                     match sent {
-                        Ok(()) => pumped.sent += 1,
+                        Ok(()) => pumped.count_sent(message.payload.len()),
                         Err(_) => {
                             self.outbound.forget(id);
                             pumped.too_large += 1;
@@ -400,7 +402,7 @@ impl State {
             variants.begin_stored(&queued.message);
             let kept = self.is_kept().then(|| queued.clone());
             match self.send(variants, &queued.message.borrow(), &queued.delivery(), kept, connected, now) {
-                true => pumped.sent += 1,
+                true => pumped.count_sent(queued.message.payload.len()),
                 false => pumped.too_large += 1,
             }
         }
@@ -433,6 +435,7 @@ impl State {
         self.expiry = expiry;
         self.will = will;
         self.outbox.reset();
+        self.outbox.allow_aliases(connected.topic_alias_max);
         self.outbox.tail().extend_from_slice(connack);
         self.outbound.resume();
         self.inbound.resume();
@@ -468,10 +471,19 @@ impl State {
 pub struct Pumped {
     /// Messages put into the outbox.
     pub sent: u64,
+    /// Bytes of their payloads.
+    pub sent_bytes: u64,
     /// Messages dropped because they expired in the queue.
     pub expired: u64,
     /// Messages dropped because the client takes no packet of that size.
     pub too_large: u64,
     /// Messages dropped because the client may no longer receive them.
     pub denied: u64,
+}
+
+impl Pumped {
+    fn count_sent(&mut self, bytes: usize) {
+        self.sent += 1;
+        self.sent_bytes += bytes as u64;
+    }
 }

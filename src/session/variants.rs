@@ -1,5 +1,5 @@
 //! One message, however many subscribers, is encoded once a variant: protocol, QoS and RETAIN flag make twelve; the packet identifier is written
-//! over afterwards. What carries subscription identifiers is encoded for its receiver.
+//! over afterwards. What carries subscription identifiers or a topic alias is encoded for its receiver.
 //!
 //! Small payloads are copied with their head, from [`SHARE_PAYLOAD_BYTES`] on the payload is shared (measured: sharing costs more below and is cheaper above).
 
@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
+use super::aliases::Alias;
 use super::message::{Delivery, Message, StoredMessage, remaining_seconds};
 use super::outbox::Outbox;
 use crate::codec::{self, PacketId, ProtocolVersion, PublishHead, QoS};
@@ -86,7 +87,8 @@ impl Variants {
     ) -> Result<(), Unsendable> {
         let share = message.payload.len() >= SHARE_PAYLOAD_BYTES;
         let v5 = version == ProtocolVersion::V5;
-        let plain = !dup && (delivery.subscription_ids.is_empty() || !v5);
+        let mut alias = outbox.aliases().map_or(Alias::None, |aliases| aliases.look_up(message.topic));
+        let plain = !dup && (delivery.subscription_ids.is_empty() || !v5) && alias == Alias::None;
         let slot = usize::from(v5) * 6 + usize::from(delivery.qos as u8) * 2 + usize::from(delivery.retain);
         let variant = match self.variants.get_mut(slot) {
             Some(variant) if plain => variant,
@@ -96,7 +98,12 @@ impl Variants {
             }
         };
         if !variant.ready {
-            variant.encode(message, delivery, version, dup, share, now)?;
+            variant.encode(message, delivery, version, dup, share, alias, now)?;
+        }
+        if variant.packet_bytes > packet_bytes_max && matches!(alias, Alias::New(_)) {
+            // Without the alias it may fit to the byte.
+            alias = Alias::None;
+            variant.encode(message, delivery, version, dup, share, alias, now)?;
         }
         if variant.packet_bytes > packet_bytes_max {
             return Err(Unsendable::TooLarge);
@@ -113,11 +120,15 @@ impl Variants {
         if share {
             outbox.push_shared(self.payload.get_or_insert_with(|| Bytes::copy_from_slice(message.payload)).clone());
         }
+        if let (Alias::New(alias), Some(aliases)) = (alias, outbox.aliases()) {
+            aliases.set(message.topic, alias);
+        }
         Ok(())
     }
 }
 
 impl Variant {
+    #[expect(clippy::too_many_arguments, reason = "see Variants::append")]
     fn encode(
         &mut self,
         message: &Message<'_>,
@@ -125,19 +136,25 @@ impl Variant {
         version: ProtocolVersion,
         dup: bool,
         share: bool,
+        alias: Alias,
         now: Instant,
     ) -> Result<(), Unsendable> {
+        let (topic, topic_alias) = match alias {
+            Alias::None => (message.topic, None),
+            Alias::New(alias) => (message.topic, Some(alias.get())),
+            Alias::Known(alias) => ("", Some(alias.get())),
+        };
         let head = PublishHead {
             dup,
             qos: delivery.qos,
             retain: delivery.retain,
-            topic: message.topic,
+            topic,
             packet_id: (delivery.qos != QoS::AtMostOnce).then_some(PacketId::MIN),
             message_expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
             subscription_ids: delivery.subscription_ids,
             properties: message.properties,
             payload_len: message.payload.len(),
-            topic_alias: None,
+            topic_alias,
         };
         self.bytes.clear();
         // The only refusal is a packet beyond 256 MiB: what fitted its publisher's packet may outgrow it by properties.

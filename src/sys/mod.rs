@@ -3,13 +3,15 @@
 //!
 //! | file | what it shows |
 //! |---|---|
+//! | `broker` | `$SYS/broker`: clients, messages, bytes, loads, with Mosquitto's names |
 //! | `mesh` | `$SYS/mesh`: the tree, the links, how the mesh heals |
 //!
-//! Invariants: a topic is published when its value is another, at most once a second; one that shows nothing any more is cleared; an event
+//! Invariants: a topic is published when its value is another, at most once a second (`broker`: once an interval); one that shows nothing any more is cleared; an event
 //! is published once, at once.
 //!
 //! Specification: MQTT 5.0 section 4.7.2; `router::is_system`.
 
+mod broker;
 mod mesh;
 
 use std::collections::BTreeMap;
@@ -22,11 +24,27 @@ use crate::clock;
 use crate::mesh::Watcher;
 use crate::router::{Batch, Router};
 
-/// Topics follow what they show at most this often.
+/// Topics below `$SYS/mesh` follow what they show at most this often.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Topics and their values.
 type Topics = BTreeMap<String, String>;
+
+/// Shows the broker itself for as long as it runs: now, and every `interval` again.
+pub async fn run_broker(router: Arc<Router>, interval: Duration) {
+    let (mut shown, mut batch) = (Shown::default(), Batch::default());
+    let mut broker = broker::Broker::new(clock::now());
+    loop {
+        let now = clock::now();
+        let retained = router.retained();
+        let topics = broker.topics(router.metrics(), retained.count(), retained.bytes(), now);
+        for (topic, value) in shown.update(topics) {
+            router.publish_system(&mut batch, &topic, value.as_bytes(), true, now);
+        }
+        router.finish(&mut batch, now);
+        sleep_until((now + interval).into()).await;
+    }
+}
 
 /// Shows the mesh for as long as the broker runs.
 pub async fn run(router: Arc<Router>, watcher: Watcher) {
