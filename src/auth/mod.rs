@@ -27,4 +27,4 @@ pub use error::{FileError, Problem};
 pub use password::{Hash, Record, Unusable};
 pub use policy::{Claim, Policy, Standing};
 pub use scram::{SCRAM_SHA_256, Scram, ScramError};
-pub use users::{UserNameError, Users, check_user_name};
+pub use users::{PasswordFile, UserNameError, Users};

@@ -350,3 +350,89 @@ fn number(text: &str) -> Result<u32, Unusable> {
 fn check_iterations(given: u32, least: u32) -> Result<u32, Unusable> {
     if (least..=ITERATIONS_MAX).contains(&given) { Ok(given) } else { Err(Unusable::Iterations { given, least }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 7677, section 3: the password is `pencil`.
+    const PENCIL: &str = "SCRAM-SHA-256$4096:W22ZaJ0SNY7soEsUEjb6gQ==$WG5d8oPm3OtcPnkdi4Uo7BkeZkBFzpcXkuLmtbsT4qY=:wfPLwcE6nTWhTAmQ7tl2KeoiWGPlZqQxSrmfPwDl2dU=";
+
+    #[test]
+    fn what_is_made_is_read_back_and_good_for_its_password_alone() {
+        for (hash, iterations, prefix) in [
+            (Hash::Sha512, None, "$6$"),
+            (Hash::Sha512Pbkdf2, None, "$7$1000$"),
+            (Hash::Sha512Pbkdf2, Some(101), "$7$101$"),
+            (Hash::Argon2id, None, "$argon2id$v=19$m=47104,t=1,p=1$"),
+            (Hash::ScramSha256, None, "SCRAM-SHA-256$15000:"),
+        ] {
+            let record = Record::new(hash, iterations, "p\u{e4}ss".as_bytes()).unwrap();
+            let text = record.to_string();
+            assert!(text.starts_with(prefix), "{text}");
+            assert!(Record::parse(&text).unwrap() == record);
+            assert!(record.verify("p\u{e4}ss".as_bytes()), "{text}");
+            assert!(!record.verify(b"pass") && !record.verify(b"") && !record.verify(b"\xff"), "{text}");
+            assert_ne!(
+                Record::new(hash, iterations, b"x").unwrap().to_string(),
+                Record::new(hash, iterations, b"x").unwrap().to_string()
+            );
+            assert!(!text.contains(&format!("{record:?}")));
+        }
+    }
+
+    #[test]
+    fn scram_records_are_as_others_make_them() {
+        let record = Record::parse(PENCIL).unwrap();
+        assert!(record.verify(b"pencil") && !record.verify(b"Pencil"));
+        // SASLprep (RFC 4013): a soft hyphen is nothing, a no-break space a space, and a control character is refused.
+        let record = Record::new(Hash::ScramSha256, Some(4_096), "I\u{ad}X\u{a0}y".as_bytes()).unwrap();
+        assert!(record.verify(b"IX y"));
+        assert_eq!(Record::new(Hash::ScramSha256, None, b"a\x07").unwrap_err(), Unusable::Saslprep);
+    }
+
+    #[test]
+    fn the_vector_of_the_reference_implementation() {
+        // argon2 20190702, `echo -n password | argon2 somesalt -id -t 2 -m 16 -p 1`.
+        let text = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc";
+        let record = Record::parse(text).unwrap();
+        assert!(record.verify(b"password") && !record.verify(b"Password"));
+        assert_eq!(record.to_string(), text);
+    }
+
+    #[test]
+    fn what_is_no_record_or_unbearable_is_refused() {
+        let hash = STANDARD.encode([0; HASH_BYTES]);
+        let key = STANDARD.encode([0; KEY_BYTES]);
+        let argon2 = |cost: &str| format!("$argon2id$v=19${cost}$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc");
+        for (text, why) in [
+            (String::new(), Unusable::Unknown),
+            ("secret".to_owned(), Unusable::Unknown),
+            ("$5$AAAA$AAAA".to_owned(), Unusable::Unknown),
+            ("$argon2i$v=19$m=1,t=1,p=1$AA$AA".to_owned(), Unusable::Unknown),
+            ("$6$".to_owned(), Unusable::Parts),
+            (format!("$6${hash}"), Unusable::Parts),
+            (format!("$6$AAAAAAAAAAA=${hash}$"), Unusable::Parts),
+            (format!("$6$AAAAAAAAAAA=${}", &hash[1..]), Unusable::Base64),
+            (format!("$6$AAAA${hash}"), Unusable::Length(3)),
+            (format!("$6$AAAAAAAAAAA=${key}"), Unusable::Length(KEY_BYTES)),
+            (format!("$7$0$AAAAAAAAAAA=${hash}"), Unusable::Iterations { given: 0, least: 1 }),
+            (format!("$7$4294967295$AAAAAAAAAAA=${hash}"), Unusable::Iterations { given: u32::MAX, least: 1 }),
+            (format!("$7$+5$AAAAAAAAAAA=${hash}"), Unusable::Parts),
+            (format!("$7$99999999999$AAAAAAAAAAA=${hash}"), Unusable::Parts),
+            (format!("$7$$AAAAAAAAAAA=${hash}"), Unusable::Parts),
+            (format!("SCRAM-SHA-256$1:AAAAAAAAAAA=${key}:{key}"), Unusable::Iterations { given: 1, least: 4_096 }),
+            (format!("SCRAM-SHA-256$4096:AAAAAAAAAAA=${key}"), Unusable::Parts),
+            (argon2("m=4194304,t=1,p=1"), Unusable::Argon2 { memory_kib: 4_194_304, passes: 1, lanes: 1 }),
+            (argon2("m=262144,t=4294967295,p=1"), Unusable::Argon2 { memory_kib: 262_144, passes: u32::MAX, lanes: 1 }),
+            (argon2("m=65536,t=1,p=17"), Unusable::Argon2 { memory_kib: 65_536, passes: 1, lanes: 17 }),
+            (argon2("m=65536,t=1,p=0"), Unusable::Argon2 { memory_kib: 65_536, passes: 1, lanes: 0 }),
+            (argon2("m=65536,p=1,t=1"), Unusable::Parts),
+            (argon2("m=65536,t=1,p=1").replace("v=19", "v=16"), Unusable::Parts),
+        ] {
+            assert_eq!(Record::parse(&text).unwrap_err(), why, "{text:?}");
+        }
+        assert_eq!(Record::new(Hash::Sha512, Some(5), b"x").unwrap_err(), Unusable::NoIterations);
+        assert_eq!(Record::new(Hash::ScramSha256, Some(1), b"x").unwrap_err(), Unusable::Iterations { given: 1, least: 4_096 });
+    }
+}

@@ -145,3 +145,100 @@ fn unescape(text: &str) -> Option<String> {
     }
     (!name.is_empty()).then_some(name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::Hash;
+
+    /// RFC 7677, section 3.
+    const USERS: &str = "user:SCRAM-SHA-256$4096:W22ZaJ0SNY7soEsUEjb6gQ==$WG5d8oPm3OtcPnkdi4Uo7BkeZkBFzpcXkuLmtbsT4qY=:wfPLwcE6nTWhTAmQ7tl2KeoiWGPlZqQxSrmfPwDl2dU=";
+    const CLIENT_FIRST: &str = "n,,n=user,r=rOprNGfwEbeRWgbNEkqO";
+    const OUR_NONCE: &str = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
+    const CLIENT_FINAL: &str =
+        "c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=";
+
+    fn users() -> Users {
+        Users::parse(USERS.as_bytes()).unwrap()
+    }
+
+    fn begun() -> Scram {
+        Scram::begin_with(&users(), CLIENT_FIRST.as_bytes(), OUR_NONCE).unwrap().0
+    }
+
+    #[test]
+    fn the_exchange_of_rfc_7677() {
+        let (scram, server_first) = Scram::begin_with(&users(), CLIENT_FIRST.as_bytes(), OUR_NONCE).unwrap();
+        assert_eq!(server_first, "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096");
+        let (identity, server_final) = scram.finish(CLIENT_FINAL.as_bytes()).unwrap();
+        assert_eq!((identity.user(), &*server_final), (Some("user"), "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="));
+    }
+
+    #[test]
+    fn first_messages_that_are_not_taken() {
+        for (message, error) in [
+            ("", ScramError::Malformed),
+            ("n", ScramError::Malformed),
+            ("n,,", ScramError::Malformed),
+            ("n,,n=user", ScramError::Malformed),
+            ("n,,n=user,r=", ScramError::Malformed),
+            ("n,,n=,r=abc", ScramError::Malformed),
+            ("n,,n=us=2,r=abc", ScramError::Malformed),
+            ("n,,n=us=2X,r=abc", ScramError::Malformed),
+            ("n,,r=abc,n=user", ScramError::Malformed),
+            ("n,,n=user,r=a\u{e4}", ScramError::Malformed),
+            ("x,,n=user,r=abc", ScramError::Malformed),
+            ("n,b=x,n=user,r=abc", ScramError::Malformed),
+            ("p=tls-unique,,n=user,r=abc", ScramError::NotOffered),
+            ("n,a=other,n=user,r=abc", ScramError::NotOffered),
+            ("n,,m=x,n=user,r=abc", ScramError::NotOffered),
+        ] {
+            assert_eq!(Scram::begin(&users(), message.as_bytes()).unwrap_err(), error, "{message:?}");
+        }
+        assert!(Scram::begin(&users(), b"n,,n=\xff,r=abc").is_err());
+        assert!(Scram::begin(&users(), format!("n,,n=user,r={}", "x".repeat(257)).as_bytes()).is_err());
+        assert!(Scram::begin(&users(), b"y,a=user,n=user,r=abc,ext=1").is_ok());
+    }
+
+    #[test]
+    fn last_messages_that_prove_nothing() {
+        assert!(begun().finish(CLIENT_FINAL.as_bytes()).is_ok());
+        for (change, to, error) in [
+            ("c=biws", "c=eSws", ScramError::Wrong),
+            ("k0,", "k1,", ScramError::Wrong),
+            ("k0,", "k0,x=y,", ScramError::Wrong),
+            ("dHzb", "dHzc", ScramError::Wrong),
+            ("dHzb", "d", ScramError::Malformed),
+            (",p=", ",q=", ScramError::Malformed),
+            ("c=biws,", "", ScramError::Malformed),
+            ("r=rO", "s=rO", ScramError::Malformed),
+        ] {
+            let message = CLIENT_FINAL.replacen(change, to, 1);
+            assert_eq!(begun().finish(message.as_bytes()).unwrap_err(), error, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_user_that_is_not_there_is_asked_like_any_other() {
+        let plain = format!("{USERS}\nplain:{}", Record::new(Hash::Sha512, None, b"x").unwrap());
+        let users = Users::parse(plain.as_bytes()).unwrap();
+        for name in ["nobody", "plain"] {
+            let ask = || Scram::begin(&users, format!("n,,n={name},r=abc").as_bytes()).unwrap();
+            let salt = |challenge: &str| challenge.split(',').nth(1).unwrap().to_owned();
+            let ((scram, first), (_, second)) = (ask(), ask());
+            assert_eq!(salt(&first), salt(&second), "a salt that changed would tell");
+            let nonce = first.split(',').next().unwrap();
+            let proof = STANDARD.encode([0; KEY_BYTES]);
+            assert_eq!(scram.finish(format!("c=biws,{nonce},p={proof}").as_bytes()).unwrap_err(), ScramError::Wrong);
+        }
+    }
+
+    #[test]
+    fn names_are_unescaped() {
+        for (text, name) in
+            [("user", Some("user")), ("a=2Cb=3D", Some("a,b=")), ("=2C=2C", Some(",,")), ("a=", None), ("a=2c", None), ("", None)]
+        {
+            assert_eq!(unescape(text).as_deref(), name, "{text}");
+        }
+    }
+}

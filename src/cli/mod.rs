@@ -8,6 +8,7 @@ mod config;
 mod demo;
 mod log;
 mod output;
+mod passwd;
 mod serve;
 mod settings;
 mod signals;
@@ -37,6 +38,8 @@ enum Command {
     /// Check a configuration, or show what it comes to
     #[command(subcommand)]
     Config(config::Command),
+    /// Make and change password files
+    Passwd(passwd::Arguments),
     /// Draw the mesh as a running broker knows it
     Topology(topology::Arguments),
 }
@@ -49,6 +52,7 @@ pub fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Certs(command) => certs::run(command),
         Command::Config(command) => config::run(&command),
+        Command::Passwd(arguments) => passwd::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
     };
     match result {
