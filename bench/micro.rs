@@ -163,7 +163,7 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
         queue_qos0: false,
     };
     let router =
-        Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), clock::now());
+        Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), None, clock::now());
     let mut batch = Batch::default();
     let connections = (0..receivers).map(|receiver| {
         let request = ConnectRequest {

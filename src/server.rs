@@ -141,7 +141,7 @@ impl Server {
         };
         let policies = Policies::load(config)?;
         let logins = Arc::new(Logins::default());
-        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), clock::now()));
+        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), None, clock::now()));
         let bound: Vec<_> = config.listeners.iter().map(listener::bind).collect::<Result<_, _>>()?;
         let mqtt = bound
             .iter()

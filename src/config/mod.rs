@@ -67,6 +67,8 @@ pub struct Config {
     pub mesh: Option<Mesh>,
     /// Who may come in and what clients may do, where a listener says nothing else.
     pub auth: Auth,
+    /// What outlives a restart.
+    pub persistence: Persistence,
     /// Bounds for every client.
     pub limits: Limits,
     /// Probes and metrics that may be open to the network; `None`: not opened.
@@ -90,6 +92,7 @@ impl Default for Config {
             listeners: Vec::new(),
             mesh: None,
             auth: Auth::default(),
+            persistence: Persistence::default(),
             limits: Limits::default(),
             health: None,
             admin: Admin::default(),
@@ -343,6 +346,36 @@ pub enum Congestion {
     Cubic,
     /// As much as the path was found to carry in a round trip, whatever it loses (draft-cardwell-iccrg-bbr-congestion-control-00).
     Bbr,
+}
+
+/// What outlives a restart: sessions that outlive their connection, with what waits in them, and retained messages. Nothing is ever written for
+/// any other session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Persistence {
+    /// Whether anything does.
+    pub enabled: bool,
+    /// When what is acknowledged is on the disk.
+    pub sync: SyncMode,
+}
+
+impl Default for Persistence {
+    fn default() -> Self {
+        Self { enabled: true, sync: SyncMode::Batch }
+    }
+}
+
+/// When what is acknowledged is on the disk. In the system's memory it is in any case: a process that is killed loses nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SyncMode {
+    /// Before it is acknowledged; what comes at the same time goes together.
+    #[default]
+    Batch,
+    /// A second later: a machine that loses its power loses so much.
+    Interval,
+    /// When the system sees fit.
+    Os,
 }
 
 /// Who may come in and what clients may do; each listener may say otherwise for itself.

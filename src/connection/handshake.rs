@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::held::Barrier;
 use super::io::with_worker;
 use super::login::Found;
 use super::reauthentication::Reauthentication;
@@ -35,6 +36,8 @@ pub(super) struct Accepted {
     pub(super) client_packet_bytes_max: usize,
     pub(super) expiry_fixed: bool,
     pub(super) reauthentication: Option<Box<Reauthentication>>,
+    /// What must be safe before the CONNACK.
+    pub(super) barrier: Barrier,
     /// What came behind the CONNECT.
     pub(super) pipelined: Vec<u8>,
 }
@@ -298,10 +301,13 @@ fn open(
         return Err(Refused::Unacceptable { version, reason: ReasonCode::PacketTooLarge, why });
     }
     let connack = |session_present| encode(session_present, response_information.as_deref());
+    let mut barrier = Barrier::default();
     let connection = with_worker(|worker| {
         let batch = &mut worker.scratch.batch;
+        let _ = batch.writes().take_number();
         let connection = router.connect(batch, request, connack, now);
         router.finish(batch, now);
+        barrier.raise(batch.writes().take_number());
         connection
     })
     .map_err(|TooManySessions| Refused::Unacceptable {
@@ -315,6 +321,7 @@ fn open(
         client_packet_bytes_max,
         expiry_fixed: v5 && expiry == SessionExpiry::WithConnection,
         reauthentication: proven.method.is_some().then(|| Box::new(Reauthentication::new(Arc::clone(&terms.policy)))),
+        barrier,
         pipelined,
     })
 }

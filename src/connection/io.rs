@@ -33,10 +33,12 @@ pub(super) struct Scratch {
     pub(super) batch: Batch,
     /// Answers to the client, appended to its outbox once a batch.
     pub(super) answers: Vec<u8>,
-    /// Acknowledgements of its publishes, which may have to wait for the mesh.
+    /// Acknowledgements of its publishes, which may have to wait for the store and for the mesh.
     pub(super) acknowledgements: Vec<u8>,
     /// How many packets these are.
     pub(super) answers_count: u64,
+    /// The change that must be safe before anything more is written to the client.
+    pub(super) barrier: u64,
     /// Forwarded properties of the message at hand.
     pub(super) properties: Vec<u8>,
 }

@@ -7,6 +7,7 @@
 //! It is generic over the byte stream: whatever accepts clients hands one over.
 
 mod handshake;
+mod held;
 mod io;
 mod login;
 mod pace;
@@ -28,6 +29,7 @@ pub use self::login::Logins;
 pub use self::pace::{Meter, Rates};
 
 use self::handshake::Accepted;
+use self::held::{Barrier, Held};
 use self::io::{Input, Output, Read, Scratch, Worker, with_worker};
 use self::pace::Pace;
 pub use self::peer::{Address, Peer, Transport};
@@ -37,9 +39,8 @@ use crate::clock;
 use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
 use crate::pressure::Level;
-use crate::replication::Waiter;
 use crate::router::{Connection, Farewell, RouteCache, Router};
-use crate::session::{OutOfOrder, SessionExpiry};
+use crate::session::{NextToSend, OutOfOrder, SessionExpiry, Waiter};
 
 /// Reads that one poll makes before it lets other tasks run.
 const READS_PER_POLL: usize = 2;
@@ -179,10 +180,12 @@ pub struct Client<S> {
     aliases: packets::Aliases,
     /// There for a client that authenticated by a method of its own: it may do so again.
     reauthentication: Option<Box<Reauthentication>>,
-    /// Acknowledgements that wait for the mesh.
-    held: Vec<u8>,
-    /// Waits until they may go.
-    release: Option<Waiter>,
+    /// Acknowledgements that wait for the store and for the mesh.
+    held: Held,
+    /// Until this is safe nothing is written.
+    barrier: Barrier,
+    /// Waits until a QoS 2 message may be sent.
+    to_send: Option<Waiter>,
     /// Bytes answered since the outbox was last written out.
     unread_answers_bytes: usize,
     /// Set once: what waits is written, then the connection ends.
@@ -214,8 +217,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             aliases: packets::Aliases::new(terms.topic_alias_max),
             reauthentication: accepted.reauthentication,
             terms,
-            held: Vec::new(),
-            release: None,
+            held: Held::default(),
+            barrier: accepted.barrier,
+            to_send: None,
             unread_answers_bytes: 0,
             closing: None,
             patience: None,
@@ -380,6 +384,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let mut at = 0;
         let mut packets = 0;
         let mut messages = 0;
+        // What another client's batch left behind: it waits for itself.
+        let _ = scratch.batch.writes().take_number();
         let result = loop {
             // Nothing of a connection that was taken over counts any more, even if it was read already.
             if packets > 0 && !self.connection.subscriber.is_latest(self.connection.epoch) {
@@ -427,15 +433,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         result
     }
 
-    /// Appends the batch's answers to the outbox; acknowledgements of publishes wait while the mesh lags.
+    /// Appends the batch's answers to the outbox; acknowledgements of publishes wait until what they acknowledge is safe, and while the mesh lags.
     fn answer(&mut self, scratch: &mut Scratch) {
-        let held_before = !self.held.is_empty();
-        if held_before || (!scratch.acknowledgements.is_empty() && self.router.mesh().is_some_and(|mesh| mesh.lagging())) {
-            if !held_before {
+        let number = scratch.batch.writes().take_number();
+        if !scratch.acknowledgements.is_empty() {
+            let is_safe = number == 0 || self.router.journal().is_none_or(|journal| journal.committed() >= number);
+            let lags = self.router.mesh().is_some_and(|mesh| mesh.lagging());
+            if lags && self.held.is_empty() {
                 self.router.metrics().acknowledgements_held.add(1);
             }
-            self.held.append(&mut scratch.acknowledgements);
+            if lags || !is_safe || !self.held.is_empty() {
+                self.held.hold(&mut scratch.acknowledgements, number);
+            }
         }
+        self.barrier.raise(std::mem::take(&mut scratch.barrier));
         if !(scratch.acknowledgements.is_empty() && scratch.answers.is_empty()) {
             self.unread_answers_bytes += scratch.acknowledgements.len() + scratch.answers.len();
             let mut state = self.connection.subscriber.lock();
@@ -449,24 +460,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Acknowledges what was held once the mesh has caught up. Registers for that if it has not.
+    /// Acknowledges what was held and may go. Registers for the rest.
     fn release_held(&mut self, cx: &mut Context<'_>) {
-        let Some(mesh) = self.router.mesh() else { return };
-        if self.held.is_empty() || self.release.get_or_insert_with(|| mesh.waiter()).poll(cx).is_pending() {
-            return;
-        }
-        self.release = None;
-        let mut state = self.connection.subscriber.lock();
-        if state.epoch == self.connection.epoch {
-            state.outbox.tail().extend_from_slice(&self.held);
-        }
-        drop(state);
-        self.unread_answers_bytes += self.held.len();
-        self.held = Vec::new();
+        let Self { held, connection, unread_answers_bytes, router, .. } = self;
+        held.poll_release(router, cx, |acknowledgements| {
+            let mut state = connection.subscriber.lock();
+            if state.epoch == connection.epoch {
+                state.outbox.tail().extend_from_slice(acknowledgements);
+            }
+            drop(state);
+            *unread_answers_bytes += acknowledgements.len();
+        });
     }
 
     /// Writes until nothing waits (then the outbox is armed) or the socket takes no more.
     fn poll_output(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
+        if self.barrier.poll(self.router.journal(), cx).is_pending() {
+            return self.poll_blocked(cx);
+        }
         self.release_held(cx);
         loop {
             while !self.output.is_empty() {
@@ -505,6 +516,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             if let Some(reason) = self.closing.or(state.outbox.closing()) {
                 drop(state);
                 return self.poll_last_words(cx, reason);
+            }
+            // Under the same lock: what is put in flight from now on finds the waker.
+            if let Some(journal) = self.router.journal()
+                && match state.next_to_send() {
+                    NextToSend::Now => true,
+                    NextToSend::After(number) => self.to_send.get_or_insert_with(|| journal.waiter()).poll(number, cx).is_ready(),
+                    NextToSend::Nothing => false,
+                }
+            {
+                continue;
             }
             state.outbox.shrink();
             state.outbox.arm(cx.waker());

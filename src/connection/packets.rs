@@ -70,14 +70,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         match packet {
             Packet::Publish(publish) => self.publish(publish, scratch, now),
             Packet::PubAck(ack) => {
-                let known = self.connection.subscriber.lock().outbound.puback(ack.packet_id);
-                known.map(drop).map_err(Fault::from)
+                let known = self.connection.subscriber.lock().puback(ack.packet_id);
+                known.map_err(Fault::from)
             }
             Packet::PubRec(ack) => self.pubrec(ack, scratch),
             Packet::PubRel(ack) => self.pubrel(ack, scratch),
             Packet::PubComp(ack) => {
-                let known = self.connection.subscriber.lock().outbound.pubcomp(ack.packet_id);
-                known.map(drop).map_err(Fault::from)
+                let known = self.connection.subscriber.lock().pubcomp(ack.packet_id);
+                known.map_err(Fault::from)
             }
             Packet::Subscribe(subscribe) => self.subscribe(subscribe, scratch),
             Packet::Unsubscribe(unsubscribe) => self.unsubscribe(unsubscribe, scratch),
@@ -127,7 +127,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn publish_to(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
         topic::check_name(topic).map_err(|_| Fault::Close(ReasonCode::TopicNameInvalid))?;
         if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
-            let received = self.connection.subscriber.lock().inbound.receive(id, self.inbound_maximum());
+            let received = self.connection.subscriber.lock().receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
                 Ok(true) => {}
                 Ok(false) => return self.acknowledge(publish.qos, id, ReasonCode::Success, scratch),
@@ -186,7 +186,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             QoS::ExactlyOnce => {
                 if reason.is_error() {
                     // A refused exchange is over (MQTT 5.0 section 4.3.3).
-                    self.connection.subscriber.lock().inbound.release(id);
+                    self.connection.subscriber.lock().release(scratch.batch.writes(), id);
                 }
                 Packet::PubRec(ack)
             }
@@ -196,15 +196,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     fn pubrec(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
         let refused = ack.reason.is_error();
-        let known = self.connection.subscriber.lock().outbound.pubrec(ack.packet_id, refused)?;
+        let (known, number) = self.connection.subscriber.lock().pubrec(ack.packet_id, refused)?;
         if refused {
             return Ok(());
         }
-        self.reply(&mut scratch.answers, &mut scratch.answers_count, &Packet::PubRel(self.found(known, ack.packet_id)))
+        let released = Packet::PubRel(self.found(known, ack.packet_id));
+        let Some(number) = number else { return self.reply(&mut scratch.answers, &mut scratch.answers_count, &released) };
+        // Once the client has seen PUBREL it forgets the identifier: a restarted broker must know that the message has arrived.
+        scratch.batch.writes().wait_for(number);
+        self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &released)
     }
 
     fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
-        let known = self.connection.subscriber.lock().inbound.release(ack.packet_id);
+        let known = self.connection.subscriber.lock().release(scratch.batch.writes(), ack.packet_id);
         // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
         self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &Packet::PubComp(self.found(known, ack.packet_id)))
     }
@@ -229,11 +233,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             };
             let request = Subscribe { filter: filter.filter, options, retain_handling: filter.options.retain_handling };
             reasons.push(match self.router.subscribe(&self.connection, &request) {
-                Ok(()) => match filter.options.qos {
-                    QoS::AtMostOnce => ReasonCode::Success,
-                    QoS::AtLeastOnce => ReasonCode::GrantedQoS1,
-                    QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
-                },
+                Ok(number) => {
+                    scratch.barrier = scratch.barrier.max(number.unwrap_or(0));
+                    match filter.options.qos {
+                        QoS::AtMostOnce => ReasonCode::Success,
+                        QoS::AtLeastOnce => ReasonCode::GrantedQoS1,
+                        QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
+                    }
+                }
                 Err(error) if !error.reason().is_allowed_in(PacketType::SubAck) => return Err(Fault::Close(error.reason())),
                 // 3.1 has no failure code in SUBACK: its clients are closed.
                 Err(error) if self.version == ProtocolVersion::V3_1 => return Err(Fault::Close(error.reason())),
@@ -254,8 +261,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             .filters
             .iter()
             .map(|filter| match self.router.unsubscribe(&self.connection, filter) {
-                Ok(true) => ReasonCode::Success,
-                Ok(false) => ReasonCode::NoSubscriptionExisted,
+                Ok((existed, number)) => {
+                    scratch.barrier = scratch.barrier.max(number.unwrap_or(0));
+                    if existed { ReasonCode::Success } else { ReasonCode::NoSubscriptionExisted }
+                }
                 Err(error) => error.reason(),
             })
             .collect();

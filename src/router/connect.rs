@@ -15,7 +15,7 @@ use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
 use crate::limits::SESSIONS_MAX;
 use crate::pressure::Level;
-use crate::session::{Connected, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will};
+use crate::session::{Change, Connected, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will, Writes};
 use crate::topic;
 
 /// A keep alive that is not over is not looked at again sooner than this.
@@ -90,11 +90,11 @@ impl Router {
     ) -> Result<Connection, TooManySessions> {
         let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, access } = request;
         let mut fired = None;
-        let begin = |will| {
-            let subscriber = self.new_subscriber(client_id);
+        let begin = |writes: &mut Writes, will| {
+            let subscriber = self.new_subscriber(client_id, expiry);
             subscriber.set_access(access.clone());
             let mut state = subscriber.lock();
-            let epoch = subscriber.connect(&mut state, connected, expiry, will, &connack(false));
+            let epoch = subscriber.connect(&mut state, writes, connected, expiry, will, &connack(false));
             drop(state);
             (subscriber, epoch)
         };
@@ -105,7 +105,7 @@ impl Router {
                 if self.metrics.sessions.value() >= SESSIONS_MAX || self.pressure.level() == Level::Full {
                     return Err(TooManySessions);
                 }
-                let (subscriber, epoch) = begin(will);
+                let (subscriber, epoch) = begin(batch.writes(), will);
                 self.metrics.sessions.change(1);
                 vacant.insert(Arc::clone(&subscriber));
                 Connection { subscriber, epoch, wait: Duration::ZERO }
@@ -128,26 +128,28 @@ impl Router {
                 // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
                 let old_will = state.will.take();
-                if !(resumed && delayed) {
-                    fired = old_will.map(|will| (Arc::clone(&old), will));
+                let gone = old_will.as_ref().and_then(|_| state.will_gone());
+                match old_will {
+                    Some(old_will) if !(resumed && delayed) => fired = Some((Arc::clone(&old), old_will, gone)),
+                    _ => gone.into_iter().for_each(|change| batch.writes().push(change)),
                 }
                 if resumed {
                     state.rivalry = rivalry;
-                    let epoch = old.connect(&mut state, connected, expiry, will, &connack(true));
+                    let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
                     drop(state);
                     self.renew_access(&old, access.clone());
                     Connection { subscriber: old, epoch, wait }
                 } else {
-                    self.end(&old, state);
-                    let (subscriber, epoch) = begin(will);
+                    self.end(&old, state, batch.writes());
+                    let (subscriber, epoch) = begin(batch.writes(), will);
                     subscriber.lock().rivalry = rivalry;
                     occupied.insert(Arc::clone(&subscriber));
                     Connection { subscriber, epoch, wait }
                 }
             }
         };
-        if let Some((subscriber, will)) = fired {
-            self.publish_will(batch, &subscriber, will, now);
+        if let Some((subscriber, will, gone)) = fired {
+            self.publish_will(batch, &subscriber, will, gone, now);
         }
         connection.subscriber.heard(self.millis(now));
         if let Some(silence) = silence_max {
@@ -165,9 +167,11 @@ impl Router {
         }
     }
 
-    fn new_subscriber(&self, client_id: &str) -> Arc<Subscriber> {
+    fn new_subscriber(&self, client_id: &str, expiry: SessionExpiry) -> Arc<Subscriber> {
         let id = SubscriberId(self.subscribers_made.fetch_add(1, Ordering::Relaxed));
-        Arc::new(Subscriber::new(id, Arc::from(client_id), self.limits.outbound))
+        // Nothing is written of a session that ends with its connection.
+        let journal = self.journal.as_ref().filter(|_| expiry != SessionExpiry::WithConnection);
+        Arc::new(Subscriber::new(id, Arc::from(client_id), self.limits.outbound, journal))
     }
 
     /// The connection is gone. Nothing happens if the session has a newer one already.
@@ -186,13 +190,11 @@ impl Router {
         if state.epoch != connection.epoch || state.ended || state.connected.is_none() {
             return;
         }
-        state.disconnect();
-        if let Some(expiry) = expiry {
-            state.expiry = expiry;
-        }
+        state.disconnect(expiry, now);
         let expiry = state.expiry;
-        if farewell == Farewell::Normal {
-            state.will = None;
+        let gone = state.will.as_ref().and_then(|_| state.will_gone());
+        if farewell == Farewell::Normal && state.will.take().is_some() {
+            gone.iter().for_each(|change| batch.writes().push(change.clone()));
         }
         let ends_now = expiry == SessionExpiry::WithConnection;
         let fired = state.will.take_if(|will| ends_now || will.delay.is_zero());
@@ -203,13 +205,13 @@ impl Router {
         }
         match expiry {
             SessionExpiry::WithConnection => {
-                self.remove_if(subscriber, connection.epoch);
+                self.remove_if(subscriber, connection.epoch, batch.writes());
             }
             SessionExpiry::After(rest) => self.add_deadline(now + rest, Due::Expiry, subscriber, connection.epoch),
             SessionExpiry::Never => {}
         }
         if let Some(will) = fired {
-            self.publish_will(batch, subscriber, will, now);
+            self.publish_will(batch, subscriber, will, gone, now);
         }
     }
 
@@ -222,15 +224,16 @@ impl Router {
                 Due::Will => {
                     let mut state = subscriber.lock();
                     let will = if state.epoch == epoch && state.connected.is_none() { state.will.take() } else { None };
+                    let gone = state.will_gone();
                     drop(state);
                     if let Some(will) = will {
-                        self.publish_will(batch, &subscriber, will, now);
+                        self.publish_will(batch, &subscriber, will, gone, now);
                     }
                 }
                 Due::Expiry => {
                     let was_there = subscriber.is_latest(epoch);
-                    if let Some(will) = self.remove_if(&subscriber, epoch) {
-                        self.publish_will(batch, &subscriber, will, now);
+                    if let Some(will) = self.remove_if(&subscriber, epoch, batch.writes()) {
+                        self.publish_will(batch, &subscriber, will, None, now);
                     }
                     self.metrics.sessions_expired.add(u64::from(was_there && !subscriber.is_latest(epoch)));
                 }
@@ -305,9 +308,9 @@ impl Router {
         drop(state);
         if is_gone
             && !is_connected
-            && let Some(will) = self.remove_if(subscriber, epoch)
+            && let Some(will) = self.remove_if(subscriber, epoch, batch.writes())
         {
-            self.publish_will(batch, subscriber, will, now);
+            self.publish_will(batch, subscriber, will, None, now);
         }
     }
 
@@ -326,7 +329,7 @@ impl Router {
     }
 
     /// Ends a session whose connection `epoch` was its last. Gives back a will that was still waiting.
-    fn remove_if(&self, subscriber: &Arc<Subscriber>, epoch: u64) -> Option<Will> {
+    fn remove_if(&self, subscriber: &Arc<Subscriber>, epoch: u64, writes: &mut Writes) -> Option<Will> {
         let Entry::Occupied(occupied) = self.registry.entry(Arc::clone(&subscriber.client_id)) else { return None };
         if occupied.get().id != subscriber.id {
             return None;
@@ -336,15 +339,15 @@ impl Router {
             return None;
         }
         let will = state.will.take();
-        self.end(subscriber, state);
+        self.end(subscriber, state, writes);
         occupied.remove();
         self.metrics.sessions.change(-1);
         will
     }
 
     /// Takes the session's subscriptions out of the trie. The state's lock is released before the trie's is taken.
-    fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>) {
-        let ended = subscriber.end(&mut state);
+    fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>, writes: &mut Writes) {
+        let ended = subscriber.end(&mut state, writes);
         drop(state);
         if ended.subscriptions.is_empty() {
             return;
@@ -364,17 +367,20 @@ impl Router {
         self.subscriptions_changed(-removed);
     }
 
-    /// A will goes out if its client may publish to its topic by now; if not, there is nobody left to be told.
-    fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, now: Instant) {
+    /// Publishes a will, and writes down in the same batch that it is `gone`. It goes out if its client may publish to its topic by now; if not,
+    /// there is nobody left to be told.
+    fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, gone: Option<Change>, now: Instant) {
         if !subscriber.may_publish(&will.message.topic) {
             self.metrics.publishes_denied.add(1);
+            gone.into_iter().for_each(|change| batch.writes().push(change));
             return;
         }
         let message = StoredMessage { expires_at: will.message_expiry.map(|rest| now + rest), ..will.message };
         self.publish_own(batch, &message, now);
+        gone.into_iter().for_each(|change| batch.writes().push(change));
     }
 
-    fn add_deadline(&self, at: Instant, due: Due, subscriber: &Arc<Subscriber>, epoch: u64) {
+    pub(super) fn add_deadline(&self, at: Instant, due: Due, subscriber: &Arc<Subscriber>, epoch: u64) {
         self.deadlines.add(Deadline { at, due, subscriber: Arc::downgrade(subscriber), epoch });
     }
 }

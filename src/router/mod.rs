@@ -9,6 +9,7 @@
 mod connect;
 mod deadlines;
 mod publish;
+mod restore;
 mod retained;
 mod route;
 mod share;
@@ -39,7 +40,7 @@ use crate::log_rate::LogRate;
 use crate::metrics::Metrics;
 use crate::pressure::Pressure;
 use crate::replication::Replication;
-use crate::session::{OutboundLimits, Subscriber};
+use crate::session::{Journal, OutboundLimits, Subscriber};
 
 /// Bounds of the sessions that this router makes.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,8 @@ pub struct Router {
     deadlines: Deadlines,
     subscribers_made: AtomicU64,
     mesh: OnceLock<Arc<Replication>>,
+    /// Where it is written down what outlives the broker; none: nothing does.
+    journal: Option<Arc<Journal>>,
     metrics: Arc<Metrics>,
     pressure: Pressure,
     log_rate: LogRate,
@@ -72,18 +75,19 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router without sessions. `now` becomes the zero of its own clock.
+    /// A router without sessions. `now` becomes the zero of its own clock. With a journal, what is to outlive the broker is written down there.
     #[must_use]
-    pub fn new(limits: RouterLimits, metrics: Arc<Metrics>, now: Instant) -> Self {
+    pub fn new(limits: RouterLimits, metrics: Arc<Metrics>, journal: Option<Arc<Journal>>, now: Instant) -> Self {
         Self {
             registry: DashMap::default(),
             subscriptions: RwLock::default(),
             generation: AtomicU64::new(1),
-            retained: RetainedStore::default(),
+            retained: RetainedStore::durable(journal.clone()),
             system: RetainedStore::default(),
             deadlines: Deadlines::default(),
             subscribers_made: AtomicU64::new(0),
             mesh: OnceLock::new(),
+            journal,
             metrics,
             pressure: Pressure::default(),
             log_rate: LogRate::default(),
@@ -102,6 +106,12 @@ impl Router {
     #[must_use]
     pub fn mesh(&self) -> Option<&Arc<Replication>> {
         self.mesh.get()
+    }
+
+    /// Where it is written down what outlives the broker.
+    #[must_use]
+    pub fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.as_ref()
     }
 
     /// What is counted.

@@ -12,7 +12,7 @@ use super::system::is_system;
 use crate::codec::{QoS, ReasonCode};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
-use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, Subscriber, Variants, remaining_seconds};
+use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +59,7 @@ impl Routed {
 #[derive(Debug, Default)]
 pub struct Batch {
     variants: Variants,
+    writes: Writes,
     owners: Vec<Waker>,
     mesh: LocalBatch,
     counts: Counts,
@@ -94,7 +95,7 @@ impl Counts {
                 self.queued += 1;
                 self.full += u64::from(dropped);
             }
-            Outcome::Away => {}
+            Outcome::Staged | Outcome::Away => {}
         }
     }
 }
@@ -111,8 +112,13 @@ impl Batch {
         self.counts.queued > 0
     }
 
-    pub(super) fn variants(&mut self) -> &mut Variants {
-        &mut self.variants
+    pub(super) fn variants(&mut self) -> (&mut Variants, &mut Writes) {
+        (&mut self.variants, &mut self.writes)
+    }
+
+    /// What the batch writes of durable sessions and retained messages.
+    pub fn writes(&mut self) -> &mut Writes {
+        &mut self.writes
     }
 
     /// A client has published a message with a payload of `bytes`.
@@ -198,10 +204,14 @@ impl Router {
         if route.targets.is_empty() && route.shared.is_empty() && self.mesh().is_none() { Routed::Unmatched } else { Routed::Done }
     }
 
-    /// Ends a batch: what it published goes to the lane rings, then the owners of touched outboxes are woken.
+    /// Ends a batch: what it published goes to the lane rings, what it wrote to the journal, then the owners of touched outboxes are woken.
     pub fn finish(&self, batch: &mut Batch, now: Instant) {
         if let Some(mesh) = self.mesh() {
             mesh.publish(&mut batch.mesh, now);
+        }
+        if let Some(journal) = &self.journal {
+            journal.append(&mut batch.writes);
+            journal.kick();
         }
         batch.owners.drain(..).for_each(Waker::wake);
         let counts = std::mem::take(&mut batch.counts);
@@ -223,16 +233,19 @@ impl Router {
 
     /// [MQTT-3.3.1-5, -6, -7]: an empty payload deletes. False if there is no room for one more.
     fn retain(&self, batch: &mut Batch, message: &Message<'_>) -> bool {
-        if message.payload.is_empty() {
-            self.retained_for(message.topic).remove(message.topic);
-            return true;
-        }
-        if batch.variants.memory == Level::Full {
+        let store = self.retained_for(message.topic);
+        let written = match () {
+            () if message.payload.is_empty() => Some(store.remove(message.topic)),
             // As where the store is full: the old message is no longer what was published last.
-            self.retained_for(message.topic).remove(message.topic);
-            return false;
-        }
-        self.retained_for(message.topic).set(batch.variants.stored(message)).is_ok()
+            () if batch.variants.memory == Level::Full => {
+                store.remove(message.topic);
+                None
+            }
+            () => store.set(batch.variants.stored(message)).ok(),
+        };
+        let is_retained = written.is_some();
+        written.into_iter().flatten().for_each(|number| batch.writes.wait_for(number));
+        is_retained
     }
 }
 
@@ -244,7 +257,7 @@ impl Batch {
         for even_if_away in [false, true] {
             for member in group.rotation(turn) {
                 let outcome = self.deliver(member, message, now, even_if_away);
-                if matches!(outcome, Outcome::Sent | Outcome::Queued | Outcome::QueuedInstead(_)) {
+                if matches!(outcome, Outcome::Sent | Outcome::Staged | Outcome::Queued | Outcome::QueuedInstead(_)) {
                     self.counts.add(outcome, message.payload.len());
                     return;
                 }
@@ -267,7 +280,7 @@ impl Batch {
         if state.connected.is_none() && !even_if_away {
             return Outcome::Away;
         }
-        let (outcome, owner) = state.deliver(&mut self.variants, message, &delivery, now);
+        let (outcome, owner) = state.deliver(&mut self.variants, &mut self.writes, message, &delivery, now);
         drop(state);
         self.owners.extend(owner);
         outcome

@@ -18,7 +18,7 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use crate::limits::RETAINED_BYTES_MAX;
-use crate::session::StoredMessage;
+use crate::session::{Change, Journal, StoredMessage};
 use crate::topic::NameTrie;
 
 /// What a retained message costs beside its bytes: counters, indexes, allocations. Counted, so that many small ones are bounded too.
@@ -45,6 +45,8 @@ pub struct RetainedFull {
 pub struct RetainedStore {
     inner: RwLock<Inner>,
     bytes_max: usize,
+    /// Where it is written down what is retained; none: nowhere.
+    journal: Option<Arc<Journal>>,
 }
 
 #[derive(Debug, Default)]
@@ -69,30 +71,58 @@ impl RetainedStore {
     /// A store without messages that holds at most `bytes_max` bytes, overhead included.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
-        Self { inner: RwLock::default(), bytes_max }
+        Self { inner: RwLock::default(), bytes_max, journal: None }
     }
 
-    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5].
+    /// A store, as large as may be, that outlives the broker if there is a journal.
+    pub(super) fn durable(journal: Option<Arc<Journal>>) -> Self {
+        Self { journal, ..Self::default() }
+    }
+
+    /// Writes down what has happened under the lock that is held.
+    fn write_down(&self, change: impl FnOnce() -> Change) -> Option<u64> {
+        self.journal.as_ref().map(|journal| journal.push(change()))
+    }
+
+    /// Takes in what a restarted broker has read.
+    pub(super) fn restore(&self, message: Arc<StoredMessage>) {
+        let mut inner = self.inner.write();
+        let replaced = inner.remove(&message.topic);
+        inner.insert(message);
+        drop(inner);
+        drop(replaced);
+    }
+
+    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5]. Gives the number of the change, where it is written down.
     ///
     /// # Errors
     /// When there is no room. The old message is gone all the same: it is no longer what was published last.
-    pub fn set(&self, message: Arc<StoredMessage>) -> Result<(), RetainedFull> {
+    pub fn set(&self, message: Arc<StoredMessage>) -> Result<Option<u64>, RetainedFull> {
         let mut inner = self.inner.write();
         let replaced = inner.remove(&message.topic);
         let (bytes, held) = (cost(&message), inner.bytes);
         let fits = held.saturating_add(bytes) <= self.bytes_max;
+        let number = match (fits, &replaced) {
+            (true, _) => self.write_down(|| Change::Retained(Arc::clone(&message))),
+            (false, Some(replaced)) => self.write_down(|| Change::Forgotten(replaced.topic.clone())),
+            (false, None) => None,
+        };
         if fits {
             inner.insert(message);
         }
         drop(inner);
         drop(replaced); // a large payload is freed outside the lock
-        if fits { Ok(()) } else { Err(RetainedFull { bytes, held, bytes_max: self.bytes_max }) }
+        if fits { Ok(number) } else { Err(RetainedFull { bytes, held, bytes_max: self.bytes_max }) }
     }
 
-    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6].
-    pub fn remove(&self, topic: &str) {
-        let removed = self.inner.write().remove(topic);
+    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6]. Gives the number of the change, where there was something and it is written down.
+    pub fn remove(&self, topic: &str) -> Option<u64> {
+        let mut inner = self.inner.write();
+        let removed = inner.remove(topic)?;
+        let number = self.write_down(|| Change::Forgotten(removed.topic.clone()));
+        drop(inner);
         drop(removed); // a large payload is freed outside the lock
+        number
     }
 
     /// The messages whose topic `filter` (checked, without a share name) matches and that have not expired, in no particular order.
@@ -111,7 +141,12 @@ impl RetainedStore {
     pub fn sweep_expired(&self, now: Instant) -> usize {
         let mut swept = 0;
         loop {
-            let turn = self.inner.write().take_expired(now);
+            let mut inner = self.inner.write();
+            let turn = inner.take_expired(now);
+            for message in &turn {
+                self.write_down(|| Change::Forgotten(message.topic.clone()));
+            }
+            drop(inner);
             swept += turn.len();
             if turn.len() < SWEEP_TURN {
                 return swept;
@@ -280,7 +315,7 @@ mod tests {
         assert_eq!(payloads(&store, "#", now), ["old"]);
         assert!(store.set(message("a", "larger", None)).is_err());
         assert_eq!((payloads(&store, "#", now).len(), store.bytes()), (0, 0), "`old` is not what was published last");
-        assert_eq!(store.set(message("b", "ok", None)), Ok(()));
+        assert_eq!(store.set(message("b", "ok", None)), Ok(None));
     }
 
     proptest! {

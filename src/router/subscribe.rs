@@ -59,11 +59,11 @@ impl SubscribeError {
 
 impl Router {
     /// Adds or replaces one subscription of the connection's session [MQTT-3.8.4-3]. What is retained for it goes out with
-    /// [`Router::pump`], behind the SUBACK.
+    /// [`Router::pump`], behind the SUBACK. Gives the number of the change that is to be safe before the SUBACK, where one is.
     ///
     /// # Errors
     /// See [`SubscribeError`].
-    pub fn subscribe(&self, connection: &Connection, request: &Subscribe<'_>) -> Result<(), SubscribeError> {
+    pub fn subscribe(&self, connection: &Connection, request: &Subscribe<'_>) -> Result<Option<u64>, SubscribeError> {
         let filter = topic::parse_filter(request.filter)?;
         if filter.share.is_some() && request.options.no_local {
             return Err(SubscribeError::SharedNoLocal);
@@ -77,7 +77,7 @@ impl Router {
         let mut subscriptions = self.subscriptions.write();
         let mut state = subscriber.lock();
         if state.epoch != connection.epoch || state.ended {
-            return Ok(());
+            return Ok(None);
         }
         let before = state.subscriptions.get(request.filter);
         let (is_new, is_same) = (before.is_none(), before == Some(&request.options));
@@ -99,9 +99,10 @@ impl Router {
         }
         // A client that says again what it said before every route would else be void each time.
         if is_same {
-            return Ok(());
+            return Ok(None);
         }
         state.subscriptions.insert(request.filter.into(), request.options.clone());
+        let number = state.subscribed(request.filter, &request.options);
         drop(state);
         let share: Option<Arc<str>> = filter.share.map(Arc::from);
         self.metrics.shared_subscriptions.change(i64::from(is_new && share.is_some()));
@@ -110,19 +111,19 @@ impl Router {
         subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
         drop(subscriptions);
         self.subscriptions_changed(i64::from(is_new));
-        Ok(())
+        Ok(number)
     }
 
-    /// Removes one subscription [MQTT-3.10.4-1]. False if there was none.
+    /// Removes one subscription [MQTT-3.10.4-1]. Whether there was one, and the number of the change as in [`Self::subscribe`].
     ///
     /// # Errors
     /// When the filter is not one.
-    pub fn unsubscribe(&self, connection: &Connection, text: &str) -> Result<bool, SubscribeError> {
+    pub fn unsubscribe(&self, connection: &Connection, text: &str) -> Result<(bool, Option<u64>), SubscribeError> {
         let filter = topic::parse_filter(text)?;
         let mut subscriptions = self.subscriptions.write();
         let mut state = connection.subscriber.lock();
         if state.epoch != connection.epoch || state.ended {
-            return Ok(false);
+            return Ok((false, None));
         }
         let existed = state.subscriptions.remove(text).is_some();
         if existed {
@@ -131,6 +132,7 @@ impl Router {
         if filter.share.is_none() {
             state.retained.remove(filter.levels);
         }
+        let number = if existed { state.unsubscribed(text) } else { None };
         drop(state);
         if existed {
             let key = SubscriptionKey { subscriber: connection.subscriber.id, share: filter.share.map(Arc::from) };
@@ -139,7 +141,7 @@ impl Router {
             self.metrics.shared_subscriptions.change(-i64::from(filter.share.is_some()));
             self.subscriptions_changed(-1);
         }
-        Ok(existed)
+        Ok((existed, number))
     }
 
     /// Fills the connection's outbox from what waits: redelivery, the session's queue, retained messages. Called by the connection
@@ -151,8 +153,8 @@ impl Router {
             return false;
         }
         let memory = self.pressure.level();
-        batch.variants().memory = memory;
-        let pumped = state.pump(batch.variants(), may_receive, now);
+        batch.variants().0.memory = memory;
+        let pumped = state.pump(batch.variants().0, may_receive, now);
         batch.count_pumped(pumped);
         let mut look_ups = 0;
         while !state.retained.is_empty() && !state.outbox.is_full(memory) && state.outbound.queue_len() == 0 {
@@ -161,7 +163,8 @@ impl Router {
                 let is_still_said =
                     self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now);
                 if is_still_said && may_receive(&message.topic) {
-                    let outcome = state.deliver_retained(batch.variants(), &message, &options, now);
+                    let (variants, writes) = batch.variants();
+                    let outcome = state.deliver_retained(variants, writes, &message, &options, now);
                     batch.count(outcome, message.payload.len());
                 }
                 continue;

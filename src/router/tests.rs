@@ -29,7 +29,8 @@ impl Bench {
             queue_qos0: false,
         };
         let now = Instant::now();
-        let router = Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), now);
+        let router =
+            Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), None, now);
         Self { router, batch: Batch::default(), routes: RouteCache::default(), now }
     }
 

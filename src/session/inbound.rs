@@ -38,6 +38,11 @@ impl Inbound {
         self.carried = self.received.len();
     }
 
+    /// A restarted broker has read that the identifier is open.
+    pub(super) fn restore(&mut self, id: PacketId) {
+        self.received.insert(id);
+    }
+
     /// PUBREL arrived. Says whether the identifier was open (else PUBCOMP carries 0x92).
     pub fn release(&mut self, id: PacketId) -> bool {
         self.received.remove(&id)

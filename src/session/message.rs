@@ -89,7 +89,7 @@ pub struct Delivery<'a> {
 }
 
 /// What is published when a client is lost (MQTT 5.0 section 3.1.2.5).
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Will {
     /// Its expiry counts from publication; until then `expires_at` is none.
     pub message: StoredMessage,

@@ -7,7 +7,10 @@
 //! 4.9 (flow control).
 
 mod aliases;
+mod change;
+mod durable;
 mod inbound;
+mod journal;
 mod message;
 mod outbound;
 mod outbox;
@@ -16,9 +19,13 @@ mod rivalry;
 mod subscriber;
 mod variants;
 
+pub use change::{Change, Entry, Head, Order, Stage};
+pub(crate) use durable::RESTORED_EPOCH;
+pub use durable::RestoredSession;
 pub use inbound::{Inbound, QuotaExceeded};
+pub use journal::{Journal, Ticket, Waiter, Writes};
 pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
-pub use outbound::{OutOfOrder, Outbound, OutboundLimits};
+pub use outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use variants::Variants;

@@ -3,10 +3,15 @@
 //! Entries stand in the order of sending, acknowledgements nearly always come in it: the front is looked at first. Identifiers count
 //! up from 1; one that is still open is never given out again [MQTT-2.2.1-4]. PUBREL never waits for the window [MQTT-3.3.4-10].
 //! A session that ends with its connection keeps only identifiers in flight: nobody will ever ask for those messages again.
+//!
+//! In a durable session a QoS 2 message is put in flight first and sent when its identifier is safe, by the way of redelivery; what comes behind it
+//! keeps behind it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::change::{Entry, Order, Stage};
+use super::journal::{Journal, Ticket};
 use super::message::{Delivery, StoredMessage};
 use crate::codec::{PacketId, QoS};
 
@@ -31,21 +36,19 @@ pub struct OutboundLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfOrder;
 
-/// How far a message in flight has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// PUBLISH sent, PUBACK (QoS 1) or PUBREC (QoS 2) awaited.
-    Published,
-    /// PUBREC received, PUBREL sent, PUBCOMP awaited.
-    Released,
-}
-
 #[derive(Debug)]
 struct Inflight {
     /// How many identifiers were given out before: tells the identifier and the age.
     serial: u64,
+    /// See [`Queued::order`].
+    order: Order,
+    /// The change that made it what it is: to be safe before anything is sent, where that matters.
+    written: u64,
     qos: QoS,
-    stage: Stage,
+    /// PUBREC received, PUBREL sent, PUBCOMP awaited; before that PUBLISH sent, PUBACK (QoS 1) or PUBREC (QoS 2) awaited.
+    released: bool,
+    /// It was never sent: sending it is no repeat.
+    unsent: bool,
     /// Counts against the client's Receive Maximum on this connection.
     counted: bool,
     /// What the message takes until the client has it: with PUBREC nothing any more.
@@ -61,12 +64,23 @@ pub(super) struct Queued {
     pub(super) qos: QoS,
     pub(super) retain: bool,
     pub(super) subscription_ids: Option<Arc<[u32]>>,
+    /// Its name in a durable session.
+    pub(super) order: Order,
+    /// Tells when its placing is safe, in a durable session and at QoS 2.
+    pub(super) ticket: Option<Arc<Ticket>>,
 }
 
 impl Queued {
     pub(super) fn new(message: Arc<StoredMessage>, delivery: &Delivery<'_>) -> Self {
         let ids = delivery.subscription_ids;
-        Self { message, qos: delivery.qos, retain: delivery.retain, subscription_ids: (!ids.is_empty()).then(|| Arc::from(ids)) }
+        let subscription_ids = (!ids.is_empty()).then(|| Arc::from(ids));
+        Self { message, qos: delivery.qos, retain: delivery.retain, subscription_ids, order: 0, ticket: None }
+    }
+
+    /// As it is written down.
+    pub(super) fn entry(&self, stage: Stage) -> Entry {
+        let Self { message, qos, retain, subscription_ids, .. } = self;
+        Entry { message: Arc::clone(message), qos: *qos, retain: *retain, subscription_ids: subscription_ids.clone(), stage }
     }
 
     pub(super) fn delivery(&self) -> Delivery<'_> {
@@ -77,8 +91,37 @@ impl Queued {
 /// What a session has to send again on a new connection [MQTT-4.4.0-1].
 #[derive(Debug)]
 pub(super) enum Resend {
-    Publish(PacketId, Queued),
+    /// With the DUP flag, unless it was never sent.
+    Publish {
+        id: PacketId,
+        queued: Queued,
+        dup: bool,
+    },
     PubRel(PacketId),
+}
+
+/// What of a durable session is to be sent next of what is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextToSend {
+    /// Nothing: all is sent, or the window is closed.
+    Nothing,
+    /// What may go.
+    Now,
+    /// Something, when that change is safe.
+    After(u64),
+}
+
+/// What became of a PUBREC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PubRec {
+    /// Nothing waits for it.
+    Unknown,
+    /// The client refuses the message: the exchange is over [MQTT-4.3.3-5].
+    Refused(Order),
+    /// The exchange goes on.
+    Released(Order, u64),
+    /// A repeat; that it is released is safe with that change.
+    Again(u64),
 }
 
 /// See the module's page.
@@ -142,8 +185,40 @@ impl Outbound {
             && (self.inflight.is_empty() || self.inflight_bytes < self.limits.inflight_bytes_max)
     }
 
-    /// Gives out an identifier and puts a message of `bytes` in flight. Call only with [`Self::has_room`].
+    /// Whether the window has room for one that is sent later: the same, but others may be waiting for that already.
+    pub(super) fn can_stage(&self, window: u16) -> bool {
+        let unsent = self.inflight.len() - self.resent;
+        self.counted + unsent < usize::from(window)
+            && self.inflight.len() < usize::from(u16::MAX)
+            && (self.inflight.is_empty() || self.inflight_bytes < self.limits.inflight_bytes_max)
+    }
+
+    /// Gives out an identifier and puts a message of `bytes` in flight, to be sent at once. Call only with [`Self::has_room`].
     pub(super) fn send(&mut self, qos: QoS, bytes: usize, message: Option<Queued>) -> PacketId {
+        let serial = self.put_in_flight(qos, bytes, message);
+        if let Some(open) = self.inflight.back_mut() {
+            (open.counted, open.unsent) = (true, false);
+        }
+        self.counted += 1;
+        self.resent += 1;
+        packet_id(serial)
+    }
+
+    /// Gives out an identifier, of which the serial number is returned, and puts the message in flight, to be sent when that is safe. Call only with
+    /// [`Self::can_stage`].
+    pub(super) fn stage(&mut self, queued: Queued) -> u64 {
+        self.put_in_flight(queued.qos, queued.message.bytes(), Some(queued))
+    }
+
+    /// Change `number` says what was staged last.
+    pub(super) fn staged(&mut self, number: u64) {
+        if let Some(open) = self.inflight.back_mut() {
+            open.written = number;
+        }
+    }
+
+    /// The serial number that the next identifier will have.
+    pub(super) fn next_serial(&self) -> u64 {
         let mut serial = self.issued;
         // Only an entry a whole round old can hold the same identifier.
         if self.inflight.front().is_some_and(|oldest| serial - oldest.serial >= u64::from(u16::MAX)) {
@@ -151,14 +226,28 @@ impl Outbound {
                 serial += 1;
             }
         }
+        serial
+    }
+
+    fn put_in_flight(&mut self, qos: QoS, bytes: usize, message: Option<Queued>) -> u64 {
+        let serial = self.next_serial();
         self.issued = serial + 1;
         self.inflight_bytes += bytes;
         // No packet is larger.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.inflight.push_back(Inflight { serial, qos, stage: Stage::Published, counted: true, bytes, message });
-        self.counted += 1;
-        self.resent += 1;
-        packet_id(serial)
+        let order = message.as_ref().map_or(0, |queued| queued.order);
+        self.inflight.push_back(Inflight {
+            serial,
+            order,
+            written: 0,
+            qos,
+            released: false,
+            unsent: true,
+            counted: false,
+            bytes,
+            message,
+        });
+        serial
     }
 
     /// Takes back what [`Self::send`] did: the packet could not be encoded for this client.
@@ -171,73 +260,75 @@ impl Outbound {
     }
 
     /// Where the message with this identifier stands, which must have come as far as this.
-    fn position(&self, id: PacketId, stage: Stage) -> Option<usize> {
-        self.inflight.iter().position(|open| packet_id(open.serial) == id && open.stage == stage)
+    fn position(&self, id: PacketId, released: bool) -> Option<usize> {
+        self.inflight.iter().position(|open| packet_id(open.serial) == id && open.released == released)
     }
 
     /// What an acknowledgement without a message of its kind means: nothing, or that the exchange under this identifier is another.
-    fn unknown(&self, id: PacketId) -> Result<bool, OutOfOrder> {
+    fn unknown<T>(&self, id: PacketId, nothing: T) -> Result<T, OutOfOrder> {
         match self.inflight.iter().any(|open| packet_id(open.serial) == id) {
             true => Err(OutOfOrder),
-            false => Ok(false),
+            false => Ok(nothing),
         }
     }
 
-    fn remove(&mut self, place: usize) {
-        if let Some(entry) = self.inflight.remove(place) {
-            self.counted -= usize::from(entry.counted);
-            self.inflight_bytes -= entry.bytes as usize;
-            self.resent -= usize::from(place < self.resent);
-        }
+    fn remove(&mut self, place: usize) -> Option<Order> {
+        let entry = self.inflight.remove(place)?;
+        self.counted -= usize::from(entry.counted);
+        self.inflight_bytes -= entry.bytes as usize;
+        self.resent -= usize::from(place < self.resent);
+        Some(entry.order)
     }
 
-    /// PUBACK arrived. False if nothing waits for it.
+    /// PUBACK arrived. None if nothing waits for it.
     ///
     /// # Errors
     /// When the identifier is that of a QoS 2 message.
-    pub fn puback(&mut self, id: PacketId) -> Result<bool, OutOfOrder> {
-        match self.position(id, Stage::Published) {
-            Some(place) if self.inflight.get(place).is_some_and(|open| open.qos == QoS::AtLeastOnce) => {
-                self.remove(place);
-                Ok(true)
-            }
-            _ => self.unknown(id),
+    pub(super) fn puback(&mut self, id: PacketId) -> Result<Option<Order>, OutOfOrder> {
+        match self.position(id, false) {
+            Some(place) if self.inflight.get(place).is_some_and(|open| open.qos == QoS::AtLeastOnce) => Ok(self.remove(place)),
+            _ => self.unknown(id, None),
         }
     }
 
-    /// PUBREC arrived. True if PUBREL is to be sent: also for a repeat [MQTT-4.3.3-3]; false for an unknown identifier (PUBREL with 0x92).
-    /// A refusal (reason code 0x80 and above) ends the exchange [MQTT-4.3.3-5].
+    /// PUBREC arrived. PUBREL is to be sent also for a repeat [MQTT-4.3.3-3], and for an unknown identifier with 0x92.
     ///
     /// # Errors
     /// When the identifier is that of a QoS 1 message.
-    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> Result<bool, OutOfOrder> {
-        let Some(place) = self.position(id, Stage::Published) else {
-            return Ok(self.position(id, Stage::Released).is_some());
+    pub(super) fn pubrec(&mut self, id: PacketId, refused: bool) -> Result<PubRec, OutOfOrder> {
+        let Some(place) = self.position(id, false) else {
+            let released = self.position(id, true).and_then(|place| self.inflight.get(place));
+            return Ok(released.map_or(PubRec::Unknown, |open| PubRec::Again(open.written)));
         };
-        if self.inflight.get(place).is_some_and(|open| open.qos != QoS::ExactlyOnce) {
-            return Err(OutOfOrder);
+        match self.inflight.get_mut(place) {
+            Some(open) if open.qos != QoS::ExactlyOnce => Err(OutOfOrder),
+            Some(_) if refused => Ok(self.remove(place).map_or(PubRec::Unknown, PubRec::Refused)),
+            Some(open) => {
+                open.released = true;
+                let (order, serial) = (open.order, open.serial);
+                open.message = None;
+                self.inflight_bytes -= std::mem::take(&mut open.bytes) as usize;
+                Ok(PubRec::Released(order, serial))
+            }
+            None => Ok(PubRec::Unknown),
         }
-        if refused {
-            self.remove(place);
-        } else if let Some(open) = self.inflight.get_mut(place) {
-            open.stage = Stage::Released;
-            open.message = None;
-            self.inflight_bytes -= std::mem::take(&mut open.bytes) as usize;
-        }
-        Ok(true)
     }
 
-    /// PUBCOMP arrived. False if nothing waits for it.
+    /// That the message of `order` is released is safe with change `number`.
+    pub(super) fn released(&mut self, order: Order, number: u64) {
+        if let Some(open) = self.inflight.iter_mut().find(|open| open.order == order) {
+            open.written = number;
+        }
+    }
+
+    /// PUBCOMP arrived. None if nothing waits for it.
     ///
     /// # Errors
     /// When the message with the identifier has not come that far, or is of QoS 1.
-    pub fn pubcomp(&mut self, id: PacketId) -> Result<bool, OutOfOrder> {
-        match self.position(id, Stage::Released) {
-            Some(place) => {
-                self.remove(place);
-                Ok(true)
-            }
-            None => self.unknown(id),
+    pub(super) fn pubcomp(&mut self, id: PacketId) -> Result<Option<Order>, OutOfOrder> {
+        match self.position(id, true) {
+            Some(place) => Ok(self.remove(place)),
+            None => self.unknown(id, None),
         }
     }
 
@@ -246,14 +337,14 @@ impl Outbound {
     }
 
     /// Whether a message of `bytes` may wait behind the window, once as many of the oldest are dropped as it says. `None`: it may not, and
-    /// nothing was dropped.
-    pub(super) fn make_room(&mut self, bytes: usize) -> Option<u32> {
+    /// nothing was dropped. Each that is dropped is named to `drop`.
+    pub(super) fn make_room(&mut self, bytes: usize, mut drop: impl FnMut(Order)) -> Option<u32> {
         let mut dropped = 0;
         while !self.takes(bytes) {
             if !self.limits.drop_oldest || bytes > self.limits.queued_bytes_max {
                 return None;
             }
-            self.dequeue()?;
+            drop(self.dequeue()?.order);
             dropped += 1;
         }
         Some(dropped)
@@ -296,13 +387,17 @@ impl Outbound {
         self.inflight.iter_mut().for_each(|open| open.counted = false);
     }
 
-    /// The next entry to be sent again that the window allows; PUBREL needs no room. Call until `None`.
-    pub(super) fn resend(&mut self, window: u16) -> Option<Resend> {
+    /// The next entry to be sent, or to be sent again, that the window allows; PUBREL needs no room. In a durable session, which has a journal, what must
+    /// be safe before waits until it is. Call until `None`.
+    pub(super) fn resend(&mut self, window: u16, journal: Option<&Journal>) -> Option<Resend> {
         loop {
             let full = self.counted >= usize::from(window);
             let open = self.inflight.get_mut(self.resent)?;
+            if journal.is_some_and(|journal| open.awaited(journal).is_some()) {
+                return None;
+            }
             let id = packet_id(open.serial);
-            if open.stage == Stage::Released {
+            if open.released {
                 self.resent += 1;
                 return Some(Resend::PubRel(id));
             }
@@ -310,11 +405,12 @@ impl Outbound {
                 return None;
             }
             match open.message.clone() {
-                Some(message) => {
+                Some(queued) => {
                     open.counted = true;
+                    let dup = !std::mem::replace(&mut open.unsent, false);
                     self.counted += 1;
                     self.resent += 1;
-                    return Some(Resend::Publish(id, message));
+                    return Some(Resend::Publish { id, queued, dup });
                 }
                 // A session that kept no message was not meant to be resumed.
                 None => {
@@ -324,11 +420,60 @@ impl Outbound {
         }
     }
 
-    /// The message that was just taken by [`Self::resend`] cannot be sent to this client any more.
-    pub(super) fn forget(&mut self, id: PacketId) {
-        if let Some(place) = self.position(id, Stage::Published) {
-            self.remove(place);
+    /// What [`Self::resend`] would do.
+    pub(super) fn next_to_send(&self, window: u16, journal: &Journal) -> NextToSend {
+        let Some(open) = self.inflight.get(self.resent) else { return NextToSend::Nothing };
+        match open.awaited(journal) {
+            Some(number) => NextToSend::After(number),
+            None if open.released || self.counted < usize::from(window) => NextToSend::Now,
+            None => NextToSend::Nothing,
         }
+    }
+
+    /// The message that was just taken by [`Self::resend`] is not to be sent to this client any more.
+    pub(super) fn forget(&mut self, id: PacketId) -> Option<Order> {
+        let place = self.position(id, false)?;
+        self.remove(place)
+    }
+
+    /// What a restarted broker has read of a session, in its order: the bounds do not count.
+    pub(super) fn restore(&mut self, order: Order, entry: Entry) {
+        let Entry { message, qos, retain, subscription_ids, stage } = entry;
+        let queued = Queued { message, qos, retain, subscription_ids, order, ticket: None };
+        let (serial, released) = match stage {
+            Stage::Queued => return self.enqueue(queued),
+            Stage::Published(serial) => (serial, false),
+            Stage::Released(serial) => (serial, true),
+        };
+        self.issued = self.issued.max(serial.saturating_add(1));
+        let message = (!released).then_some(queued);
+        let bytes = message.as_ref().map_or(0, |queued| queued.message.bytes());
+        self.inflight_bytes += bytes;
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.inflight.push_back(Inflight {
+            serial,
+            order,
+            written: 0,
+            qos,
+            released,
+            unsent: false,
+            counted: false,
+            bytes,
+            message,
+        });
+    }
+}
+
+impl Inflight {
+    /// The change for which it waits: at QoS 2 the client must not know an identifier, nor that it was released, which the store does not.
+    fn awaited(&self, journal: &Journal) -> Option<u64> {
+        if self.qos != QoS::ExactlyOnce {
+            return None;
+        }
+        if self.written > journal.committed() {
+            return Some(self.written);
+        }
+        journal.awaited(self.message.as_ref()?.ticket.as_deref()?)
     }
 }
 
@@ -372,9 +517,12 @@ mod tests {
         for n in 0..200_000_u32 {
             let id = outbound.send(QoS::AtLeastOnce, 0, None);
             assert_ne!(id, first, "given twice at {n}");
-            assert_eq!(outbound.puback(id), Ok(true));
+            assert_eq!(outbound.puback(id).map(|known| known.is_some()), Ok(true));
         }
-        assert_eq!((outbound.puback(first), outbound.puback(first)), (Ok(true), Ok(false)));
+        assert_eq!(
+            (outbound.puback(first).map(|known| known.is_some()), outbound.puback(first).map(|known| known.is_some())),
+            (Ok(true), Ok(false))
+        );
         assert_eq!(outbound.inflight_len(), 0);
     }
 
@@ -383,18 +531,27 @@ mod tests {
         let mut outbound = Outbound::new(ROOMY);
         let id = outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(1));
-        assert_eq!((outbound.puback(id), outbound.pubcomp(id)), (Err(OutOfOrder), Err(OutOfOrder)));
         assert_eq!(
-            (outbound.pubrec(id, false), outbound.pubrec(id, false)),
+            (outbound.puback(id).map(|known| known.is_some()), outbound.pubcomp(id).map(|known| known.is_some())),
+            (Err(OutOfOrder), Err(OutOfOrder))
+        );
+        assert_eq!(
+            (
+                outbound.pubrec(id, false).map(|known| known != PubRec::Unknown),
+                outbound.pubrec(id, false).map(|known| known != PubRec::Unknown)
+            ),
             (Ok(true), Ok(true)),
             "a repeated PUBREC gets PUBREL again"
         );
-        assert_eq!(outbound.puback(id), Err(OutOfOrder));
+        assert_eq!(outbound.puback(id).map(|known| known.is_some()), Err(OutOfOrder));
         assert!(!outbound.has_room(1), "the window opens at PUBCOMP [MQTT-4.9.0-2]");
-        assert_eq!((outbound.pubcomp(id), outbound.pubcomp(id)), (Ok(true), Ok(false)));
+        assert_eq!(
+            (outbound.pubcomp(id).map(|known| known.is_some()), outbound.pubcomp(id).map(|known| known.is_some())),
+            (Ok(true), Ok(false))
+        );
         assert!(outbound.has_room(1));
         let refused = outbound.send(QoS::ExactlyOnce, 0, None);
-        assert_eq!(outbound.pubrec(refused, true), Ok(true));
+        assert_eq!(outbound.pubrec(refused, true).map(|known| known != PubRec::Unknown), Ok(true));
         assert!(outbound.has_room(1));
     }
 
@@ -402,14 +559,14 @@ mod tests {
     fn the_queue_is_bounded_by_messages_and_bytes() {
         let mut outbound = Outbound::new(OutboundLimits { queued_messages_max: 3, queued_bytes_max: 8, ..ROOMY });
         for _ in 0..2 {
-            assert_eq!(outbound.make_room(4), Some(0));
+            assert_eq!(outbound.make_room(4, |_| {}), Some(0));
             outbound.enqueue(queued(QoS::AtLeastOnce));
         }
-        assert_eq!((outbound.make_room(4), outbound.make_room(0)), (None, Some(0)));
+        assert_eq!((outbound.make_room(4, |_| {}), outbound.make_room(0, |_| {})), (None, Some(0)));
         outbound.enqueue(empty());
-        assert_eq!(outbound.make_room(0), None, "three messages");
+        assert_eq!(outbound.make_room(0, |_| {}), None, "three messages");
         assert!(outbound.dequeue().is_some());
-        assert_eq!(outbound.make_room(4), Some(0));
+        assert_eq!(outbound.make_room(4, |_| {}), Some(0));
     }
 
     #[test]
@@ -417,13 +574,13 @@ mod tests {
         let mut outbound =
             Outbound::new(OutboundLimits { queued_messages_max: 3, queued_bytes_max: 12, drop_oldest: true, ..ROOMY });
         for _ in 0..3 {
-            assert_eq!(outbound.make_room(4), Some(0));
+            assert_eq!(outbound.make_room(4, |_| {}), Some(0));
             outbound.enqueue(queued(QoS::AtLeastOnce));
         }
-        assert_eq!(outbound.make_room(13), None, "it would not fit if all others went");
-        assert_eq!((outbound.queue_len(), outbound.make_room(8)), (3, Some(2)));
+        assert_eq!(outbound.make_room(13, |_| {}), None, "it would not fit if all others went");
+        assert_eq!((outbound.queue_len(), outbound.make_room(8, |_| {})), (3, Some(2)));
         outbound.enqueue(queued(QoS::AtLeastOnce));
-        assert_eq!((outbound.queue_len(), outbound.make_room(4)), (2, Some(0)));
+        assert_eq!((outbound.queue_len(), outbound.make_room(4, |_| {})), (2, Some(0)));
     }
 
     #[test]
@@ -443,12 +600,12 @@ mod tests {
         let first = outbound.send(QoS::AtLeastOnce, 4, None);
         let second = outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)));
         assert!(!outbound.has_room(9), "4 bytes each");
-        assert_eq!(outbound.pubrec(second, false), Ok(true));
+        assert_eq!(outbound.pubrec(second, false).map(|known| known != PubRec::Unknown), Ok(true));
         assert!(outbound.has_room(9), "the client has a released message");
         outbound.send(QoS::AtLeastOnce, 4, None);
         assert!(!outbound.has_room(9));
-        assert!(outbound.puback(first) == Ok(true) && outbound.has_room(9));
-        assert!(outbound.pubcomp(second) == Ok(true) && outbound.has_room(9));
+        assert!(outbound.puback(first).map(|known| known.is_some()) == Ok(true) && outbound.has_room(9));
+        assert!(outbound.pubcomp(second).map(|known| known.is_some()) == Ok(true) && outbound.has_room(9));
         outbound.send(QoS::AtLeastOnce, 400, None);
         outbound.unsend();
         assert!(outbound.has_room(9));
@@ -458,22 +615,28 @@ mod tests {
     fn a_resumed_session_sends_again_in_order_and_within_the_window() {
         let mut outbound = Outbound::new(ROOMY);
         let ids: Vec<PacketId> = (0..4).map(|_| outbound.send(QoS::ExactlyOnce, 4, Some(queued(QoS::ExactlyOnce)))).collect();
-        assert_eq!(outbound.pubrec(ids[1], false), Ok(true));
+        assert_eq!(outbound.pubrec(ids[1], false).map(|known| known != PubRec::Unknown), Ok(true));
         for _ in 0..50 {
             outbound.resume();
             let mut again = Vec::new();
-            while let Some(resend) = outbound.resend(2) {
+            while let Some(resend) = outbound.resend(2, None) {
                 again.push(match resend {
-                    Resend::Publish(id, _) => (id, false),
+                    Resend::Publish { id, .. } => (id, false),
                     Resend::PubRel(id) => (id, true),
                 });
             }
             assert_eq!(again, [(ids[0], false), (ids[1], true), (ids[2], false)]);
             assert!(!outbound.is_open(2));
         }
-        assert_eq!((outbound.pubrec(ids[0], false), outbound.pubcomp(ids[0])), (Ok(true), Ok(true)));
-        assert!(matches!(outbound.resend(2), Some(Resend::Publish(id, _)) if id == ids[3]));
-        assert_eq!(outbound.pubcomp(ids[1]), Ok(true));
+        assert_eq!(
+            (
+                outbound.pubrec(ids[0], false).map(|known| known != PubRec::Unknown),
+                outbound.pubcomp(ids[0]).map(|known| known.is_some())
+            ),
+            (Ok(true), Ok(true))
+        );
+        assert!(matches!(outbound.resend(2, None), Some(Resend::Publish { id, .. }) if id == ids[3]));
+        assert_eq!(outbound.pubcomp(ids[1]).map(|known| known.is_some()), Ok(true));
         assert_eq!(outbound.inflight_len(), 2);
     }
 }

@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::inbound::Inbound;
+use super::change::{Change, Order, Stage};
+use super::durable::Durable;
+use super::inbound::{Inbound, QuotaExceeded};
+use super::journal::{Journal, Writes};
 use super::message::{Delivery, Message, StoredMessage, Will};
-use super::outbound::{Outbound, OutboundLimits, Queued, Resend};
+use super::outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits, PubRec, Queued, Resend};
 use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
 use super::rivalry::Rivalry;
@@ -81,6 +84,8 @@ pub struct SubscriptionOptions {
 pub enum Outcome {
     /// Encoded into the outbox.
     Sent,
+    /// It is in flight, and is sent when it is safe.
+    Staged,
     /// It waits in the session's queue.
     Queued,
     /// The same, and as many older ones were dropped to make room.
@@ -130,6 +135,8 @@ pub struct State {
     pub(crate) rivalry: Rivalry,
     /// Retained messages that new subscriptions are still to get.
     pub(crate) retained: RetainedBacklog,
+    /// Where the session's changes are written down; none if it does not outlive the broker.
+    pub(super) durable: Option<Box<Durable>>,
 }
 
 /// See the module's page.
@@ -148,9 +155,10 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// A new session, not connected yet.
+    /// A new session, not connected yet; with a journal it is durable.
     #[must_use]
-    pub fn new(id: SubscriberId, client_id: Arc<str>, limits: OutboundLimits) -> Self {
+    pub fn new(id: SubscriberId, client_id: Arc<str>, limits: OutboundLimits, journal: Option<&Arc<Journal>>) -> Self {
+        let durable = journal.map(|journal| Box::new(Durable::new(id, Arc::clone(&client_id), Arc::clone(journal))));
         Self {
             id,
             client_id,
@@ -170,6 +178,7 @@ impl Subscriber {
                 ended: false,
                 rivalry: Rivalry::default(),
                 retained: RetainedBacklog::default(),
+                durable,
             }),
         }
     }
@@ -184,12 +193,13 @@ impl Subscriber {
     pub(crate) fn connect(
         &self,
         state: &mut State,
+        writes: &mut Writes,
         connected: Connected,
         expiry: SessionExpiry,
         will: Option<Will>,
         connack: &[u8],
     ) -> u64 {
-        let epoch = state.connect(connected, expiry, will, connack);
+        let epoch = state.connect(writes, connected, expiry, will, connack);
         self.epoch.store(epoch, Ordering::Release);
         epoch
     }
@@ -197,9 +207,14 @@ impl Subscriber {
     /// The session, whose locked state is `state`, is over. Gives all that it held, for the caller to drop when the lock is gone: a route that
     /// some publisher remembers may keep the session itself alive for long.
     #[must_use]
-    pub(crate) fn end(&self, state: &mut State) -> Ended {
+    pub(crate) fn end(&self, state: &mut State, writes: &mut Writes) -> Ended {
         self.epoch.store(0, Ordering::Release);
-        state.end()
+        state.end(writes)
+    }
+
+    /// A restarted broker has read the session; that was its last connection.
+    pub(super) fn restored(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Release);
     }
 
     /// Whether connection `epoch` is the session's latest.
@@ -248,6 +263,7 @@ impl State {
     pub fn deliver(
         &mut self,
         variants: &mut Variants,
+        writes: &mut Writes,
         message: &Message<'_>,
         delivery: &Delivery<'_>,
         now: Instant,
@@ -256,12 +272,12 @@ impl State {
             return (Outcome::Away, None);
         }
         let Some(connected) = self.connected else {
-            return (self.deliver_away(variants, message, delivery), None);
+            return (self.deliver_away(variants, writes, message, delivery), None);
         };
         let has_room = !self.outbox.is_full(variants.memory);
         if delivery.qos == QoS::AtMostOnce {
             if self.outbound.qos0_waits() {
-                return (self.queue(variants, message, delivery), None);
+                return (self.queue(variants, writes, message, delivery), None);
             }
             if !has_room {
                 return (Outcome::DroppedSlow, None);
@@ -281,21 +297,31 @@ impl State {
                 Err(_) => (Outcome::DroppedTooLarge, None),
             };
         }
+        // The client must not know the identifier before the store does.
+        if delivery.qos == QoS::ExactlyOnce && self.durable.is_some() {
+            return self.deliver_when_safe(variants, writes, message, delivery, connected);
+        }
         if !(has_room && self.outbound.is_open(connected.window)) {
-            return (self.queue(variants, message, delivery), None);
+            return (self.queue(variants, writes, message, delivery), None);
         }
         let kept = self.is_kept().then(|| Queued::new(variants.stored(message), delivery));
-        match self.send(variants, message, delivery, kept, connected, now) {
+        match self.send_new(variants, writes, message, delivery, kept, connected, now) {
             true => (Outcome::Sent, self.outbox.owner_to_wake()),
             false => (Outcome::DroppedTooLarge, None),
         }
     }
 
-    fn deliver_away(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
+    fn deliver_away(
+        &mut self,
+        variants: &mut Variants,
+        writes: &mut Writes,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+    ) -> Outcome {
         if !self.keeps(delivery.qos) {
             return Outcome::Away;
         }
-        self.queue(variants, message, delivery)
+        self.queue(variants, writes, message, delivery)
     }
 
     /// Whether a message waits for a client that is away.
@@ -313,17 +339,69 @@ impl State {
         }
     }
 
-    fn queue(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
+    fn queue(&mut self, variants: &mut Variants, writes: &mut Writes, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
         if variants.memory == Level::Full {
             return Outcome::DroppedFull;
         }
-        let Some(dropped) = self.outbound.make_room(message.bytes()) else { return Outcome::DroppedFull };
-        self.outbound.enqueue(Queued::new(variants.stored(message), delivery));
+        let durable = &self.durable;
+        let dropped = self.outbound.make_room(message.bytes(), |order| {
+            durable.iter().for_each(|durable| durable.remove(order));
+        });
+        let Some(dropped) = dropped else { return Outcome::DroppedFull };
+        let mut queued = Queued::new(variants.stored(message), delivery);
+        // QoS 0 is not kept on disk.
+        if let Some(durable) = self.durable.as_mut().filter(|_| delivery.qos != QoS::AtMostOnce) {
+            durable.place(writes, &mut queued, Stage::Queued);
+        }
+        self.outbound.enqueue(queued);
         if dropped > 0 { Outcome::QueuedInstead(dropped) } else { Outcome::Queued }
+    }
+
+    /// A QoS 2 message for a durable session: its owner sends it when it is safe.
+    fn deliver_when_safe(
+        &mut self,
+        variants: &mut Variants,
+        writes: &mut Writes,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+        connected: Connected,
+    ) -> (Outcome, Option<Waker>) {
+        if self.outbound.queue_len() > 0 || !self.outbound.can_stage(connected.window) {
+            return (self.queue(variants, writes, message, delivery), None);
+        }
+        let mut queued = Queued::new(variants.stored(message), delivery);
+        if let Some(durable) = &mut self.durable {
+            durable.place(writes, &mut queued, Stage::Published(self.outbound.next_serial()));
+        }
+        self.outbound.stage(queued);
+        (Outcome::Staged, self.outbox.owner_to_wake())
     }
 
     fn is_kept(&self) -> bool {
         self.expiry != SessionExpiry::WithConnection
+    }
+
+    /// Sends a QoS 1 or 2 message, not kept before, for which the window has room.
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the delivery; a struct would be built for every one")]
+    fn send_new(
+        &mut self,
+        variants: &mut Variants,
+        writes: &mut Writes,
+        message: &Message<'_>,
+        delivery: &Delivery<'_>,
+        mut kept: Option<Queued>,
+        connected: Connected,
+        now: Instant,
+    ) -> bool {
+        let placed = match (&mut self.durable, &mut kept) {
+            (Some(durable), Some(queued)) => Some(durable.placing(queued, Stage::Published(self.outbound.next_serial()))),
+            _ => None,
+        };
+        let is_sent = self.send(variants, message, delivery, kept, connected, now);
+        if is_sent {
+            placed.into_iter().for_each(|change| writes.push(change));
+        }
+        is_sent
     }
 
     /// Sends a message; of QoS 1 or 2 only if the window has room.
@@ -351,62 +429,217 @@ impl State {
         self.outbound.queue_len() > 0 || !self.retained.is_empty() || self.outbound.needs_resend()
     }
 
-    /// Moves what waits into the outbox, as far as window and outbox allow: first what is sent again, then the queue. What the
+    /// Moves what waits into the outbox, as far as window and outbox allow: first what is sent again, or is safe now, then the queue. What the
     /// client may no longer receive is dropped.
     pub fn pump(&mut self, variants: &mut Variants, may_receive: impl Fn(&str) -> bool, now: Instant) -> Pumped {
         let mut pumped = Pumped::default();
         let Some(connected) = self.connected else { return pumped };
+        self.pump_in_flight(variants, &may_receive, connected, now, &mut pumped);
+        self.pump_queue(variants, &may_receive, connected, now, &mut pumped);
+        pumped
+    }
+
+    fn pump_in_flight(
+        &mut self,
+        variants: &mut Variants,
+        may_receive: &impl Fn(&str) -> bool,
+        connected: Connected,
+        now: Instant,
+        pumped: &mut Pumped,
+    ) {
         while !self.outbox.is_full(variants.memory) {
-            let Some(resend) = self.outbound.resend(connected.window) else { break };
-            match resend {
-                Resend::PubRel(id) => self.send_pubrel(id, connected.version),
-                // The right was taken away meanwhile.
-                Resend::Publish(id, queued) if !may_receive(&queued.message.topic) => {
-                    self.outbound.forget(id);
-                    pumped.denied += 1;
+            let journal = self.durable.as_ref().map(|durable| &*durable.journal);
+            let Some(resend) = self.outbound.resend(connected.window, journal) else { break };
+            let (id, queued, dup) = match resend {
+                Resend::PubRel(id) => {
+                    self.send_pubrel(id, connected.version);
+                    continue;
                 }
-                Resend::Publish(id, queued) => {
-                    // An exchange under way runs to its end whatever its expiry [MQTT-4.3.3-7].
-                    let message = queued.message.borrow();
-                    variants.begin_stored(&queued.message);
-                    let sent = variants.append(
-                        &mut self.outbox,
-                        &message,
-                        &queued.delivery(),
-                        connected.version,
-                        Some(id),
-                        true,
-                        connected.packet_bytes_max,
-                        now,
-                    );
-                    match sent {
-                        Ok(()) => pumped.count_sent(message.payload.len()),
-                        Err(_) => {
-                            self.outbound.forget(id);
-                            pumped.too_large += 1;
-                        }
-                    }
+                Resend::Publish { id, queued, dup } => (id, queued, dup),
+            };
+            // The right was taken away meanwhile.
+            if !may_receive(&queued.message.topic) {
+                self.forget(id);
+                pumped.denied += 1;
+                continue;
+            }
+            // An exchange under way runs to its end whatever its expiry [MQTT-4.3.3-7]; this one may not have begun.
+            if !dup && queued.message.expires_at.is_some_and(|at| at <= now) {
+                self.forget(id);
+                pumped.expired += 1;
+                continue;
+            }
+            variants.begin_stored(&queued.message);
+            let sent = variants.append(
+                &mut self.outbox,
+                &queued.message.borrow(),
+                &queued.delivery(),
+                connected.version,
+                Some(id),
+                dup,
+                connected.packet_bytes_max,
+                now,
+            );
+            match sent {
+                Ok(()) => pumped.count_sent(queued.message.payload.len()),
+                Err(_) => {
+                    self.forget(id);
+                    pumped.too_large += 1;
                 }
             }
         }
-        while !self.outbox.is_full(variants.memory) && self.outbound.may_dequeue(connected.window) {
+    }
+
+    fn pump_queue(
+        &mut self,
+        variants: &mut Variants,
+        may_receive: &impl Fn(&str) -> bool,
+        connected: Connected,
+        now: Instant,
+        pumped: &mut Pumped,
+    ) {
+        while !self.outbox.is_full(variants.memory) {
+            let may_go = self.outbound.may_dequeue(connected.window);
+            // In a durable session what must be safe first is put in flight all the same, and what stands behind such a message with it.
+            if !may_go && !(self.durable.is_some() && self.outbound.can_stage(connected.window)) {
+                break;
+            }
             let Some(queued) = self.outbound.dequeue() else { break };
+            let order = queued.order;
             if queued.message.expires_at.is_some_and(|at| at <= now) {
                 pumped.expired += 1;
+                self.removed(order);
                 continue;
             }
             if !may_receive(&queued.message.topic) {
                 pumped.denied += 1;
+                self.removed(order);
                 continue;
+            }
+            if let Some(durable) = self.durable.as_ref().filter(|_| queued.qos != QoS::AtMostOnce) {
+                let number = durable.stage(order, Stage::Published(self.outbound.next_serial()));
+                if !may_go || queued.qos == QoS::ExactlyOnce {
+                    self.outbound.stage(queued);
+                    self.outbound.staged(number);
+                    continue;
+                }
             }
             variants.begin_stored(&queued.message);
             let kept = self.is_kept().then(|| queued.clone());
             match self.send(variants, &queued.message.borrow(), &queued.delivery(), kept, connected, now) {
                 true => pumped.count_sent(queued.message.payload.len()),
-                false => pumped.too_large += 1,
+                false => {
+                    self.removed(order);
+                    pumped.too_large += 1;
+                }
             }
         }
-        pumped
+    }
+
+    /// Whether a message in flight is to be sent now, or when it is safe.
+    #[must_use]
+    pub fn next_to_send(&self) -> NextToSend {
+        match (&self.durable, self.connected) {
+            (Some(durable), Some(connected)) => self.outbound.next_to_send(connected.window, &durable.journal),
+            _ => NextToSend::Nothing,
+        }
+    }
+
+    fn forget(&mut self, id: PacketId) {
+        if let Some(order) = self.outbound.forget(id) {
+            self.removed(order);
+        }
+    }
+
+    fn removed(&self, order: Order) {
+        if let Some(durable) = &self.durable {
+            durable.remove(order);
+        }
+    }
+
+    /// PUBACK arrived.
+    ///
+    /// # Errors
+    /// When the identifier is that of another exchange.
+    pub fn puback(&mut self, id: PacketId) -> Result<(), OutOfOrder> {
+        if let Some(order) = self.outbound.puback(id)? {
+            self.removed(order);
+        }
+        Ok(())
+    }
+
+    /// PUBREC arrived. Whether the identifier is known, and the change that must be safe before PUBREL is sent, where one must.
+    ///
+    /// # Errors
+    /// When the identifier is that of another exchange.
+    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> Result<(bool, Option<u64>), OutOfOrder> {
+        let known = self.outbound.pubrec(id, refused)?;
+        let Some(durable) = &self.durable else { return Ok((known != PubRec::Unknown, None)) };
+        Ok(match known {
+            PubRec::Unknown => (false, None),
+            PubRec::Refused(order) => {
+                durable.remove(order);
+                (true, None)
+            }
+            PubRec::Released(order, serial) => {
+                let number = durable.stage(order, Stage::Released(serial));
+                self.outbound.released(order, number);
+                (true, Some(number))
+            }
+            PubRec::Again(number) => (true, Some(number)),
+        })
+    }
+
+    /// PUBCOMP arrived.
+    ///
+    /// # Errors
+    /// When the identifier is that of another exchange.
+    pub fn pubcomp(&mut self, id: PacketId) -> Result<(), OutOfOrder> {
+        if let Some(order) = self.outbound.pubcomp(id)? {
+            self.removed(order);
+        }
+        Ok(())
+    }
+
+    /// A QoS 2 PUBLISH arrived: see [`Inbound::receive`].
+    ///
+    /// # Errors
+    /// When `maximum` messages are open already.
+    pub fn receive(&mut self, writes: &mut Writes, id: PacketId, maximum: usize) -> Result<bool, QuotaExceeded> {
+        let is_new = self.inbound.receive(id, maximum)?;
+        if let Some(durable) = &self.durable {
+            match is_new {
+                true => writes.push(Change::Received(durable.session, id)),
+                // It is safe with a change that has its number already.
+                false => writes.wait_for(durable.journal.last()),
+            }
+        }
+        Ok(is_new)
+    }
+
+    /// PUBREL arrived, or the message was refused: see [`Inbound::release`].
+    pub fn release(&mut self, writes: &mut Writes, id: PacketId) -> bool {
+        let was_open = self.inbound.release(id);
+        if let (Some(durable), true) = (&self.durable, was_open) {
+            writes.push(Change::Completed(durable.session, id));
+        }
+        was_open
+    }
+
+    /// Whether it outlives the broker.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.durable.is_some()
+    }
+
+    /// A subscription was made or changed. The change that must be safe before it is acknowledged, where one must.
+    pub(crate) fn subscribed(&self, filter: &str, options: &SubscriptionOptions) -> Option<u64> {
+        self.durable.as_ref().map(|durable| durable.subscribed(filter, options))
+    }
+
+    /// A subscription is gone. See [`Self::subscribed`].
+    pub(crate) fn unsubscribed(&self, filter: &str) -> Option<u64> {
+        self.durable.as_ref().map(|durable| durable.unsubscribed(filter))
     }
 
     fn send_pubrel(&mut self, id: PacketId, version: ProtocolVersion) {
@@ -419,6 +652,7 @@ impl State {
     pub(crate) fn deliver_retained(
         &mut self,
         variants: &mut Variants,
+        writes: &mut Writes,
         message: &Arc<StoredMessage>,
         options: &SubscriptionOptions,
         now: Instant,
@@ -426,10 +660,17 @@ impl State {
         variants.begin_stored(message);
         let ids: &[u32] = options.subscription_id.as_slice();
         let delivery = Delivery { qos: message.qos.min(options.qos), retain: true, subscription_ids: ids };
-        self.deliver(variants, &message.borrow(), &delivery, now).0
+        self.deliver(variants, writes, &message.borrow(), &delivery, now).0
     }
 
-    fn connect(&mut self, connected: Connected, expiry: SessionExpiry, will: Option<Will>, connack: &[u8]) -> u64 {
+    fn connect(
+        &mut self,
+        writes: &mut Writes,
+        connected: Connected,
+        expiry: SessionExpiry,
+        will: Option<Will>,
+        connack: &[u8],
+    ) -> u64 {
         self.epoch += 1;
         self.connected = Some(connected);
         self.expiry = expiry;
@@ -439,21 +680,41 @@ impl State {
         self.outbox.tail().extend_from_slice(connack);
         self.outbound.resume();
         self.inbound.resume();
+        match &self.durable {
+            // From now on it ends with its connection.
+            Some(durable) if !self.is_kept() => {
+                writes.push(Change::Ended(durable.session));
+                self.durable = None;
+            }
+            Some(durable) => durable.connected(writes, expiry, self.epoch, self.will.as_ref()),
+            None => {}
+        }
         self.epoch
     }
 
-    /// The connection is gone. What the outbox held of QoS 1 and 2 is still in flight.
-    pub(crate) fn disconnect(&mut self) {
+    /// The connection is gone, at `now`. What the outbox held of QoS 1 and 2 is still in flight.
+    pub(crate) fn disconnect(&mut self, expiry: Option<SessionExpiry>, now: Instant) {
         self.connected = None;
         self.outbox.reset();
+        self.expiry = expiry.unwrap_or(self.expiry);
         // What a kept session was promised is part of it (MQTT 5.0 section 4.1).
         if !self.is_kept() {
             self.retained = RetainedBacklog::default();
+        } else if let Some(durable) = &self.durable {
+            durable.left(self.expiry, now);
         }
     }
 
-    fn end(&mut self) -> Ended {
+    /// What is written when the session's present will is published or cancelled.
+    pub(crate) fn will_gone(&self) -> Option<Change> {
+        self.durable.as_ref().map(|durable| Change::WillGone(durable.session, self.epoch))
+    }
+
+    fn end(&mut self, writes: &mut Writes) -> Ended {
         self.ended = true;
+        if let Some(durable) = self.durable.take() {
+            writes.push(Change::Ended(durable.session));
+        }
         Ended {
             subscriptions: std::mem::take(&mut self.subscriptions),
             _rest: (std::mem::take(&mut self.outbound), std::mem::take(&mut self.inbound), std::mem::take(&mut self.retained)),

@@ -1,0 +1,105 @@
+//! Acknowledgements that wait: for the store, until what they acknowledge is safe, and for the mesh, until it no longer lags.
+//!
+//! They go out in the order in which they came. While nothing waits it owns no memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::replication;
+use crate::router::Router;
+use crate::session::{Journal, Waiter};
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    bytes: Vec<u8>,
+    /// For each batch, the change that must be safe and how many bytes that sets free.
+    batches: VecDeque<(u64, usize)>,
+    waits: Waits,
+}
+
+/// What a connection is woken by, made when it first waits.
+#[derive(Debug, Default)]
+struct Waits {
+    store: Option<Waiter>,
+    mesh: Option<replication::Waiter>,
+}
+
+impl Held {
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Puts one batch's acknowledgements behind the others; change `number` must be safe before they go.
+    pub(super) fn hold(&mut self, acknowledgements: &mut Vec<u8>, number: u64) {
+        if acknowledgements.is_empty() {
+            return;
+        }
+        match self.batches.back_mut() {
+            Some((last, count)) if *last >= number => *count += acknowledgements.len(),
+            _ => self.batches.push_back((number, acknowledgements.len())),
+        }
+        self.bytes.append(acknowledgements);
+    }
+
+    /// Gives `send` what may go; if something is left, the task is woken when that may be so.
+    pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8])) {
+        if self.bytes.is_empty() {
+            return;
+        }
+        if let Some(mesh) = router.mesh()
+            && self.waits.mesh.get_or_insert_with(|| mesh.waiter()).poll(context).is_pending()
+        {
+            return;
+        }
+        let mut free = 0;
+        while let Some((number, count)) = self.batches.front() {
+            if let Some(journal) = router.journal()
+                && self.waits.store.get_or_insert_with(|| journal.waiter()).poll(*number, context).is_pending()
+            {
+                break;
+            }
+            free += count;
+            self.batches.pop_front();
+        }
+        if free == 0 {
+            return;
+        }
+        send(self.bytes.get(..free).unwrap_or_default());
+        self.bytes.drain(..free.min(self.bytes.len()));
+        if self.bytes.is_empty() {
+            *self = Self::default();
+        }
+    }
+}
+
+/// What a connection waits for before it writes anything at all: what CONNACK, SUBACK and UNSUBACK say of a durable session is to be safe. Unlike an
+/// acknowledged message it is said all the same while the store fails.
+#[derive(Debug, Default)]
+pub(super) struct Barrier {
+    number: u64,
+    waiter: Option<Waiter>,
+}
+
+impl Barrier {
+    /// Change `number` must be safe.
+    pub(super) fn raise(&mut self, number: u64) {
+        self.number = self.number.max(number);
+    }
+
+    /// Ready when nothing is to be waited for; else the task is woken then.
+    pub(super) fn poll(&mut self, journal: Option<&Arc<Journal>>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(journal) = journal.filter(|_| self.number > 0) else { return Poll::Ready(()) };
+        let waiter = self.waiter.get_or_insert_with(|| journal.waiter());
+        if waiter.poll(self.number, context).is_pending() && !journal.is_failing() {
+            return Poll::Pending;
+        }
+        *self = Self::default();
+        Poll::Ready(())
+    }
+}

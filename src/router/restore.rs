@@ -1,0 +1,61 @@
+//! Sessions and retained messages as a restarted broker has read them.
+//!
+//! Before the first client is served. What has expired meanwhile is due at once, in the order of its time: a will before its session's end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Router;
+use super::deadlines::Due;
+use super::route::{Group, Subscription, SubscriptionKey};
+use crate::session::{RESTORED_EPOCH, RestoredSession, SessionExpiry, StoredMessage, SubscriberId};
+use crate::topic;
+
+impl Router {
+    /// Takes in what was retained. New sessions are numbered behind `last`.
+    pub fn restore_retained(&self, messages: impl IntoIterator<Item = Arc<StoredMessage>>) {
+        messages.into_iter().for_each(|message| self.retained.restore(message));
+    }
+
+    /// New sessions get numbers above `last`.
+    pub fn number_sessions_from(&self, last: SubscriberId) {
+        self.subscribers_made.fetch_max(last.0.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Takes in one session, which is away. Its expiry and its will's delay count from when it left, which is no later than `now`.
+    pub fn restore_session(&self, restored: RestoredSession, now: Instant) {
+        let Some(journal) = &self.journal else { return };
+        let left_at = restored.head.left_at.unwrap_or(now);
+        let subscriber = Arc::new(restored.into_subscriber(self.limits.outbound, journal));
+        let state = subscriber.lock();
+        let expiry = state.expiry;
+        let delay = state.will.as_ref().map(|will| will.delay);
+        let filters: Vec<_> = state.subscriptions.iter().map(|(text, options)| (text.clone(), options.clone())).collect();
+        drop(state);
+        let mut subscriptions = self.subscriptions.write();
+        let mut added = 0;
+        for (text, options) in filters {
+            // They were checked when they were subscribed; a later version of this program may be stricter.
+            let Ok(filter) = topic::parse_filter(&text) else { continue };
+            let share: Option<Arc<str>> = filter.share.map(Arc::from);
+            let group = share.clone().map(|share| Group { share, filter: Arc::from(filter.levels) });
+            let subscription = Subscription { subscriber: Arc::clone(&subscriber), options, group };
+            subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
+            added += 1;
+        }
+        drop(subscriptions);
+        self.subscriptions_changed(added);
+        self.metrics.sessions.change(1);
+        self.registry.insert(Arc::clone(&subscriber.client_id), Arc::clone(&subscriber));
+        let later = |rest: Duration| left_at.checked_add(rest);
+        if let Some(at) = delay.and_then(later) {
+            self.add_deadline(at, Due::Will, &subscriber, RESTORED_EPOCH);
+        }
+        if let SessionExpiry::After(rest) = expiry
+            && let Some(at) = later(rest)
+        {
+            self.add_deadline(at, Due::Expiry, &subscriber, RESTORED_EPOCH);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What happens to durable sessions and retained messages, as values: the core makes them, the store writes them down.
+//!
+//! Nothing here knows a file. A change names its session by [`SubscriberId`], which is never given out twice, also not after a restart, and a
+//! message in it by the order in which it was placed. So what comes late, for a session that is over or a message that is gone, is recognised
+//! and does nothing. What of this is written when, and in which order, is [`super::journal`]'s.
+//!
+//! Times are those of the core's clock; the store turns them into wall-clock time, so that they survive a restart.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::message::{StoredMessage, Will};
+use super::subscriber::{SessionExpiry, SubscriberId, SubscriptionOptions};
+use crate::codec::{PacketId, QoS};
+
+/// The place of a message in its session: counts up with each that is kept for the client.
+pub type Order = u64;
+
+/// How far a kept message has come (MQTT 5.0 section 4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It has no packet identifier yet.
+    Queued,
+    /// PUBLISH sent or about to be, PUBACK or PUBREC awaited. How many identifiers were given out before: tells the identifier.
+    Published(u64),
+    /// PUBREC received, PUBCOMP awaited.
+    Released(u64),
+}
+
+/// A message that is kept for one client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Shared by all sessions in which it waits.
+    pub message: Arc<StoredMessage>,
+    /// As it is sent.
+    pub qos: QoS,
+    /// The RETAIN flag as it is sent.
+    pub retain: bool,
+    /// Of the matching subscriptions.
+    pub subscription_ids: Option<Arc<[u32]>>,
+    /// How far it has come.
+    pub stage: Stage,
+}
+
+/// The session itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The client's own name.
+    pub client_id: Arc<str>,
+    /// How long it outlives its connection.
+    pub expiry: SessionExpiry,
+    /// When its last connection ended; none while it is connected.
+    pub left_at: Option<Instant>,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A session began, or its head is another.
+    Session(SubscriberId, Head),
+    /// A session is over, and all that it held.
+    Ended(SubscriberId),
+    /// A subscription was made or changed.
+    Subscribed(SubscriberId, Box<str>, SubscriptionOptions),
+    /// A subscription is gone.
+    Unsubscribed(SubscriberId, Box<str>),
+    /// A message is kept for the client.
+    Placed(SubscriberId, Order, Entry),
+    /// A kept message has come further.
+    Staged(SubscriberId, Order, Stage),
+    /// A message is no longer kept: acknowledged, expired, or it cannot be sent.
+    Removed(SubscriberId, Order),
+    /// A QoS 2 message of the client's has come, and is not released yet.
+    Received(SubscriberId, PacketId),
+    /// The client has released it.
+    Completed(SubscriberId, PacketId),
+    /// Connection number so and so of the session has brought a will.
+    Will(SubscriberId, u64, Arc<Will>),
+    /// The will of that connection is gone: published, or cancelled.
+    WillGone(SubscriberId, u64),
+    /// A topic's retained message.
+    Retained(Arc<StoredMessage>),
+    /// A topic retains nothing any more.
+    Forgotten(Box<str>),
+}
+
+impl Change {
+    /// The session that it is about; none for what is retained.
+    #[must_use]
+    pub fn session(&self) -> Option<SubscriberId> {
+        match self {
+            Self::Session(session, _)
+            | Self::Ended(session)
+            | Self::Subscribed(session, ..)
+            | Self::Unsubscribed(session, _)
+            | Self::Placed(session, ..)
+            | Self::Staged(session, ..)
+            | Self::Removed(session, _)
+            | Self::Received(session, _)
+            | Self::Completed(session, _)
+            | Self::Will(session, ..)
+            | Self::WillGone(session, _) => Some(*session),
+            Self::Retained(_) | Self::Forgotten(_) => None,
+        }
+    }
+}

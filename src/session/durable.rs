@@ -1,0 +1,121 @@
+//! What makes a session durable: the journal in which it writes down what happens to it, and how it is made anew from what was written.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::change::{Change, Entry, Head, Order, Stage};
+use super::journal::{Journal, Writes};
+use super::message::Will;
+use super::outbound::{OutboundLimits, Queued};
+use super::subscriber::{SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
+use crate::codec::{PacketId, QoS};
+use crate::limits::SUBSCRIPTION_OVERHEAD_BYTES;
+
+/// Of one session, under its lock.
+#[derive(Debug)]
+pub(super) struct Durable {
+    pub(super) session: SubscriberId,
+    pub(super) journal: Arc<Journal>,
+    client_id: Arc<str>,
+    /// How many messages were placed.
+    placed: Order,
+}
+
+impl Durable {
+    pub(super) fn new(session: SubscriberId, client_id: Arc<str>, journal: Arc<Journal>) -> Self {
+        Self { session, journal, client_id, placed: 0 }
+    }
+
+    /// Names the message, and the change that places it.
+    pub(super) fn placing(&mut self, queued: &mut Queued, stage: Stage) -> Change {
+        self.placed += 1;
+        queued.order = self.placed;
+        Change::Placed(self.session, queued.order, queued.entry(stage))
+    }
+
+    /// Places the message with the rest of the batch.
+    pub(super) fn place(&mut self, writes: &mut Writes, queued: &mut Queued, stage: Stage) {
+        let change = self.placing(queued, stage);
+        writes.push(change);
+        if queued.qos == QoS::ExactlyOnce {
+            queued.ticket = Some(writes.ticket());
+        }
+    }
+
+    pub(super) fn stage(&self, order: Order, stage: Stage) -> u64 {
+        self.journal.push(Change::Staged(self.session, order, stage))
+    }
+
+    /// A message is no longer kept; one that never was, of QoS 0, has no order.
+    pub(super) fn remove(&self, order: Order) {
+        if order > 0 {
+            self.journal.push(Change::Removed(self.session, order));
+        }
+    }
+
+    pub(super) fn subscribed(&self, filter: &str, options: &SubscriptionOptions) -> u64 {
+        self.journal.push(Change::Subscribed(self.session, filter.into(), options.clone()))
+    }
+
+    pub(super) fn unsubscribed(&self, filter: &str) -> u64 {
+        self.journal.push(Change::Unsubscribed(self.session, filter.into()))
+    }
+
+    /// A connection has begun. The will goes with the batch, in which an older one may be published.
+    pub(super) fn connected(&self, writes: &mut Writes, expiry: SessionExpiry, epoch: u64, will: Option<&Will>) {
+        writes.wait_for(self.journal.push(Change::Session(self.session, self.head(expiry, None))));
+        if let Some(will) = will {
+            writes.push(Change::Will(self.session, epoch, Arc::new(will.clone())));
+        }
+    }
+
+    pub(super) fn left(&self, expiry: SessionExpiry, now: Instant) {
+        self.journal.push(Change::Session(self.session, self.head(expiry, Some(now))));
+    }
+
+    fn head(&self, expiry: SessionExpiry, left_at: Option<Instant>) -> Head {
+        Head { client_id: Arc::clone(&self.client_id), expiry, left_at }
+    }
+}
+
+/// A session as a restarted broker has read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoredSession {
+    /// The number under which it goes on.
+    pub session: SubscriberId,
+    /// The session itself. Where it was connected, it has left with the restart.
+    pub head: Head,
+    /// Filters, as subscribed.
+    pub subscriptions: Vec<(Box<str>, SubscriptionOptions)>,
+    /// What is kept for the client, in its order.
+    pub entries: Vec<(Order, Entry)>,
+    /// Identifiers of QoS 2 messages that the client has not released.
+    pub received: Vec<PacketId>,
+    /// Still to be published.
+    pub will: Option<Will>,
+}
+
+/// The connection that a restored session has had: those to come are newer.
+pub(crate) const RESTORED_EPOCH: u64 = 1;
+
+impl RestoredSession {
+    /// The session, away.
+    pub(crate) fn into_subscriber(self, limits: OutboundLimits, journal: &Arc<Journal>) -> Subscriber {
+        let Self { session, head, subscriptions, entries, received, will } = self;
+        let subscriber = Subscriber::new(session, head.client_id, limits, Some(journal));
+        subscriber.restored(RESTORED_EPOCH);
+        let mut state = subscriber.lock();
+        let State { epoch, outbound, inbound, durable, expiry, .. } = &mut *state;
+        (*epoch, *expiry) = (RESTORED_EPOCH, head.expiry);
+        if let Some(durable) = durable {
+            durable.placed = entries.last().map_or(0, |(order, _)| *order);
+        }
+        entries.into_iter().for_each(|(order, entry)| outbound.restore(order, entry));
+        received.into_iter().for_each(|id| inbound.restore(id));
+        state.will = will;
+        state.subscriptions_bytes = subscriptions.iter().map(|(filter, _)| filter.len() + SUBSCRIPTION_OVERHEAD_BYTES).sum();
+        state.subscriptions = subscriptions.into_iter().collect();
+        drop(state);
+        subscriber
+    }
+}

@@ -1,0 +1,358 @@
+//! The way of [`Change`]s from the sessions to the store, and the way back of how far they are safe.
+//!
+//! Two ways lead into one list, in whose order the store writes:
+//!
+//! * [`Journal::push`], under the lock of the session or of the retained messages: whatever depends on order.
+//! * [`Writes`], the list of one batch, pushed as a whole when the batch ends: a message's placing in all its sessions and the identifier under which
+//!   its publisher has sent it (QoS 2), a will's publication and that it is gone. Of these none may be safe without the others. They come later than
+//!   what the sessions' owners say of them meanwhile; the store takes that in either order (see [`super::change`]).
+//!
+//! Every change has a number; [`Journal::committed`] is the last that is safe. What the store takes at once it makes safe at once: so a batch's list is
+//! safe as a whole or not at all. An acknowledgement waits for the number of what it acknowledges ([`Waiter`]), and so do QoS 2 messages to a durable session:
+//! a client must not know a packet identifier that a restarted broker does not.
+//!
+//! The list is bounded by what it describes: where the store is behind, [`shorten`] takes out what later changes have made void.
+//!
+//! It knows no file and no clock. Its locks are leaves: nothing else is locked under them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::change::{Change, Order};
+use super::subscriber::SubscriberId;
+
+/// Changes at which the list is shortened for the first time.
+const SHORTENED_FROM: usize = 64 * 1024;
+
+/// The number of a batch's changes, known when the batch ends.
+#[derive(Debug)]
+pub struct Ticket(AtomicU64);
+
+impl Default for Ticket {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+/// What one batch writes. Empty, it owns no memory.
+#[derive(Debug, Default)]
+pub struct Writes {
+    changes: Vec<Change>,
+    ticket: Option<Arc<Ticket>>,
+    number: u64,
+}
+
+impl Writes {
+    /// Puts a change into the batch's list.
+    pub fn push(&mut self, change: Change) {
+        self.changes.push(change);
+    }
+
+    /// What will tell the number of this batch's list.
+    pub fn ticket(&mut self) -> Arc<Ticket> {
+        Arc::clone(self.ticket.get_or_insert_default())
+    }
+
+    /// What the batch acknowledges is safe with change `number` only.
+    pub fn wait_for(&mut self, number: u64) {
+        self.number = self.number.max(number);
+    }
+
+    /// The number that the batch's acknowledgements wait for, 0 if none; the next batch begins.
+    pub fn take_number(&mut self) -> u64 {
+        std::mem::take(&mut self.number)
+    }
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub struct Journal {
+    list: Mutex<List>,
+    work: Condvar,
+    /// The store sleeps, and there is something for it: [`Journal::kick`] has to look.
+    to_wake: AtomicBool,
+    /// Number of the last change.
+    last: AtomicU64,
+    committed: AtomicU64,
+    failing: AtomicBool,
+    waiting: Mutex<BTreeMap<(u64, u64), Waker>>,
+    waiters_made: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    changes: Vec<Change>,
+    /// Length at which it is shortened.
+    shorten_at: usize,
+    asleep: bool,
+    stopped: bool,
+}
+
+impl Journal {
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Adds one change, under the lock of what it is about. Returns its number. The batch's end is what wakes the store.
+    pub fn push(&self, change: Change) -> u64 {
+        let mut list = self.list.lock();
+        list.changes.push(change);
+        self.added(&mut list, 1)
+    }
+
+    /// Adds all that a batch has written.
+    pub fn append(&self, writes: &mut Writes) {
+        if writes.changes.is_empty() {
+            return;
+        }
+        let count = writes.changes.len() as u64;
+        let mut list = self.list.lock();
+        list.changes.append(&mut writes.changes);
+        if let Some(ticket) = writes.ticket.take() {
+            // Before the number is seen by anybody: see `awaited`.
+            ticket.0.store(self.last.load(Ordering::Relaxed) + count, Ordering::Release);
+        }
+        let number = self.added(&mut list, count);
+        drop(list);
+        writes.wait_for(number);
+    }
+
+    fn added(&self, list: &mut List, count: u64) -> u64 {
+        if list.changes.len() >= list.shorten_at.max(SHORTENED_FROM) {
+            shorten(&mut list.changes);
+            list.shorten_at = 2 * list.changes.len();
+        }
+        if list.asleep {
+            self.to_wake.store(true, Ordering::Relaxed);
+        }
+        // Only ever written under the list's lock.
+        let number = self.last.load(Ordering::Relaxed) + count;
+        self.last.store(number, Ordering::Release);
+        number
+    }
+
+    /// At the end of a batch: wakes the store if it sleeps over something.
+    pub fn kick(&self) {
+        if self.to_wake.load(Ordering::Relaxed) {
+            let mut list = self.list.lock();
+            self.to_wake.store(false, Ordering::Relaxed);
+            if std::mem::take(&mut list.asleep) {
+                self.work.notify_one();
+            }
+        }
+    }
+
+    /// Number of the last change.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.last.load(Ordering::Acquire)
+    }
+
+    /// Number up to which all is safe.
+    #[must_use]
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Acquire)
+    }
+
+    /// Nothing can be written at present: the disk is full, or worse.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Acquire)
+    }
+
+    /// The number for which one who has `ticket` must wait; none: it is safe.
+    #[must_use]
+    pub fn awaited(&self, ticket: &Ticket) -> Option<u64> {
+        // In this order: whoever does not see the ticket's number has not seen its changes counted either, so that it is one of those to come.
+        let next = self.last() + 1;
+        let number = match ticket.0.load(Ordering::Acquire) {
+            u64::MAX => next,
+            number => number,
+        };
+        (number > self.committed()).then_some(number)
+    }
+
+    /// For the store: moves all there is into `into` and returns the number of its last change. Where there is nothing, waits so long. None: the journal
+    /// has been [stopped](Self::stop), and everything was taken.
+    pub fn take(&self, into: &mut Vec<Change>, patience: Duration) -> Option<u64> {
+        let mut list = self.list.lock();
+        if list.changes.is_empty() && !list.stopped && !patience.is_zero() {
+            list.asleep = true;
+            // Whether there was something or not is seen below.
+            let _ = self.work.wait_for(&mut list, patience);
+            list.asleep = false;
+        }
+        if list.changes.is_empty() && list.stopped {
+            return None;
+        }
+        into.append(&mut list.changes);
+        list.shorten_at = 0;
+        Some(self.last.load(Ordering::Relaxed))
+    }
+
+    /// For the store: everything up to `number` is safe.
+    pub fn commit(&self, number: u64) {
+        self.failing.store(false, Ordering::Release);
+        self.committed.store(number, Ordering::Release);
+        let mut waiting = self.waiting.lock();
+        let rest = waiting.split_off(&(number + 1, 0));
+        let ready = std::mem::replace(&mut *waiting, rest);
+        drop(waiting);
+        ready.into_values().for_each(Waker::wake);
+    }
+
+    /// For the store: nothing can be written. All who wait are woken, for some of them need not wait any longer.
+    pub fn fail(&self) {
+        if !self.failing.swap(true, Ordering::AcqRel) {
+            let all = std::mem::take(&mut *self.waiting.lock());
+            all.into_values().for_each(Waker::wake);
+        }
+    }
+
+    /// Nothing more is to come: the store ends when it has written the rest.
+    pub fn stop(&self) {
+        self.list.lock().stopped = true;
+        self.work.notify_one();
+    }
+
+    /// For one task that waits.
+    #[must_use]
+    pub fn waiter(self: &Arc<Self>) -> Waiter {
+        Waiter { journal: Arc::clone(self), number: self.waiters_made.fetch_add(1, Ordering::Relaxed), entered: None }
+    }
+}
+
+/// One task that waits for a number. Dropped, it waits no more.
+#[derive(Debug)]
+pub struct Waiter {
+    journal: Arc<Journal>,
+    number: u64,
+    entered: Option<u64>,
+}
+
+impl Waiter {
+    /// Ready once everything up to change `number` is safe. Until then the task is woken when it is, or when the store begins to fail.
+    pub fn poll(&mut self, number: u64, context: &mut Context<'_>) -> Poll<()> {
+        if self.journal.committed() >= number {
+            return Poll::Ready(());
+        }
+        let mut waiting = self.journal.waiting.lock();
+        if let Some(before) = self.entered.replace(number).filter(|before| *before != number) {
+            waiting.remove(&(before, self.number));
+        }
+        waiting.insert((number, self.number), context.waker().clone());
+        drop(waiting);
+        // The commit may have come between: it looks at those who wait after it has raised the number.
+        if self.journal.committed() >= number { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if let Some(number) = self.entered {
+            self.journal.waiting.lock().remove(&(number, self.number));
+        }
+    }
+}
+
+/// Takes out of a long list what later changes in it have made void: messages that were placed and removed, heads and retained messages that were
+/// replaced. What is left is bounded by what sessions and retained messages hold, and by what is on disk and has gone.
+fn shorten(changes: &mut Vec<Change>) {
+    let mut later = Later::default();
+    let mut kept: Vec<Change> = Vec::new();
+    for change in changes.drain(..).rev() {
+        if later.keeps(&change) {
+            kept.push(change);
+        }
+    }
+    kept.reverse();
+    *changes = kept;
+    later.cancel(changes);
+}
+
+type Set<T> = HashSet<T, ahash::RandomState>;
+
+/// What stands behind the place in the list that is looked at.
+#[derive(Debug, Default)]
+struct Later {
+    heads: Set<SubscriberId>,
+    ended: Set<SubscriberId>,
+    filters: Set<(SubscriberId, Box<str>)>,
+    wills: Set<SubscriberId>,
+    topics: Set<Box<str>>,
+    /// Messages of which something is said later, and those of them that are removed.
+    staged: Set<(SubscriberId, Order)>,
+    removed: Set<(SubscriberId, Order)>,
+    /// Messages that were placed in this list and removed from it.
+    void: Set<(SubscriberId, Order)>,
+}
+
+impl Later {
+    /// Looks at one change, from the last to the first. False: it is void.
+    fn keeps(&mut self, change: &Change) -> bool {
+        if change.session().is_some_and(|session| self.ended.contains(&session)) {
+            return false;
+        }
+        match change {
+            Change::Ended(session) => self.ended.insert(*session),
+            Change::Session(session, _) => self.heads.insert(*session),
+            Change::Subscribed(session, filter, _) | Change::Unsubscribed(session, filter) => {
+                self.filters.insert((*session, filter.clone()))
+            }
+            Change::Will(session, ..) => self.wills.insert(*session),
+            Change::Retained(message) => self.topics.insert(message.topic.clone()),
+            Change::Forgotten(topic) => self.topics.insert(topic.clone()),
+            Change::Staged(session, order, _) => self.staged.insert((*session, *order)),
+            Change::Removed(session, order) => {
+                self.staged.insert((*session, *order));
+                self.removed.insert((*session, *order))
+            }
+            Change::Placed(session, order, _) => {
+                let is_removed = self.removed.contains(&(*session, *order));
+                if is_removed {
+                    self.void.insert((*session, *order));
+                }
+                !is_removed
+            }
+            // A will may be of a newer connection than the one that is gone. Identifiers are counted below.
+            Change::WillGone(..) | Change::Received(..) | Change::Completed(..) => true,
+        }
+    }
+
+    /// Takes out the removals of messages whose placing is void, and identifiers that were received and completed.
+    fn cancel(&self, changes: &mut Vec<Change>) {
+        let mut open: HashMap<(SubscriberId, u16), i64, ahash::RandomState> = HashMap::default();
+        for change in changes.iter() {
+            match change {
+                Change::Received(session, id) => *open.entry((*session, id.get())).or_default() += 1,
+                Change::Completed(session, id) => *open.entry((*session, id.get())).or_default() -= 1,
+                _ => {}
+            }
+        }
+        // What is left of an identifier is one change, the last of its kind: the others cancel each other.
+        changes.reverse();
+        changes.retain(|change| {
+            let left = match change {
+                Change::Removed(session, order) => return !self.void.contains(&(*session, *order)),
+                Change::Received(session, id) => (open.get_mut(&(*session, id.get())), 1),
+                Change::Completed(session, id) => (open.get_mut(&(*session, id.get())), -1),
+                _ => return true,
+            };
+            match left {
+                (Some(count), step) if count.signum() == step => {
+                    *count -= step;
+                    true
+                }
+                _ => false,
+            }
+        });
+        changes.reverse();
+    }
+}
