@@ -14,6 +14,7 @@ mod journal;
 mod message;
 mod outbound;
 mod outbox;
+pub mod record;
 mod retained;
 mod rivalry;
 mod subscriber;
