@@ -1,7 +1,7 @@
 //! `mqtt-st-quic`: an MQTT broker whose instances join themselves into a mesh.
 //!
-//! Brokers speak MQTT 3.1, 3.1.1 and 5.0 to clients and one multiplexed QUIC connection (mutual TLS) to each other. A spanning
-//! tree keeps the mesh free of loops; numbered, covered replication keeps it correct. `ARCHITECTURE.md` has the picture.
+//! Brokers speak MQTT 3.1, 3.1.1 and 5.0 to clients and QUIC (mutual TLS) to each other, a connection for control and one for the
+//! messages. A spanning tree keeps the mesh free of loops; numbered, covered replication keeps it correct. `ARCHITECTURE.md` has the picture.
 //!
 //! The **core** knows no I/O, no clock and no runtime, and compiles with `--no-default-features`. The **shell** (feature `net`)
 //! connects it to sockets.

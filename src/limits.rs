@@ -89,9 +89,9 @@ pub const HOP_MAX: u8 = 255;
 pub const CREDIT_BYTES_MIN: usize = 256 * 1024;
 /// See [`CREDIT_BYTES_MIN`].
 pub const CREDIT_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// QUIC's own send window: above the credit, so that lanes never block on it and control never waits behind them.
+/// QUIC's own send window: above the credit, so that lanes never block on it.
 pub const SEND_WINDOW_BYTES: usize = CREDIT_BYTES_MAX + 1024 * 1024;
-/// The slowest hellos there are: QUIC's own idle timeout is longer than three of them, so that only our detection ends a link.
+/// The slowest hellos there are: QUIC's own idle timeout is longer than three of them, so that it does not come before our detection.
 pub const HELLO_TIME_MAX: Duration = Duration::from_secs(2);
 /// The quickest hellos there are.
 pub const HELLO_TIME_MIN: Duration = Duration::from_millis(10);

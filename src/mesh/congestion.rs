@@ -1,7 +1,7 @@
 //! How much a link puts on its way: QUIC's congestion controllers, kept from falling below what a connection may begin with.
 //!
-//! Where packets are lost at random, Cubic comes down to two packets. Then a lost one is noticed only by a probe time-out, and hellos wait
-//! for their turn until the far side takes the link for dead (`ARCHITECTURE.md`, "Figures"). What RFC 9002 section 7.2 lets every
+//! Where packets are lost at random, Cubic comes down to two packets. Then a lost one is noticed only by a probe time-out, and the lanes stand
+//! still until the far side seems wedged. What RFC 9002 section 7.2 lets every
 //! connection begin with, ten packets, is no more than it may go on with.
 //!
 //! Deviation: RFC 9002 section 7.2 lets the window fall to two packets.

@@ -14,6 +14,8 @@ use super::complaints::Complaints;
 use super::error::LinkError;
 use super::gate::Gate;
 use super::handshake::{self, Candidate, HANDSHAKE_TIMEOUT, Local};
+use super::pairing::{Pairing, half_of};
+use super::tls::Half;
 use crate::clock;
 use crate::ids::BrokerId;
 use crate::task;
@@ -36,6 +38,7 @@ pub(super) struct Proposal {
 pub(super) struct Connector {
     pub(super) endpoint: Gate,
     pub(super) local: Arc<Local>,
+    pub(super) pairing: Arc<Pairing>,
     pub(super) proposals: mpsc::Sender<Proposal>,
     pub(super) complaints: Complaints,
 }
@@ -44,12 +47,16 @@ pub(super) struct Connector {
 pub(super) async fn accept(connector: Arc<Connector>) {
     let guests = Arc::new(Guests::default());
     while let Some(incoming) = connector.endpoint.accept().await {
-        // Half the places are kept for those who have shown that their address is theirs (RFC 9000 section 8.1.2).
-        if guests.total() >= HANDSHAKES_MAX / 2 && incoming.may_retry() {
+        // Who has a place comes with both connections of a link: did the second wait for one, all places could go to those who wait for theirs.
+        let place = if connector.pairing.meets(incoming.remote_address()) {
+            None
+        } else if guests.total() >= HANDSHAKES_MAX / 2 && incoming.may_retry() {
+            // Half the places are kept for those who have shown that their address is theirs (RFC 9000 section 8.1.2).
             let _ = incoming.retry();
             continue;
-        }
-        let Some(place) = guests.seat(incoming.remote_address().ip()) else {
+        } else if let Some(place) = guests.seat(incoming.remote_address().ip()) {
+            Some(place)
+        } else {
             // Its first packet is sent again, when there may be room.
             incoming.ignore();
             continue;
@@ -122,17 +129,21 @@ impl Connector {
     }
 
     async fn dial_and_meet(&self, address: SocketAddr, patience: Duration, met: &mut Option<BrokerId>) -> Result<(), LinkError> {
-        let connecting = self.endpoint.connect(address).map_err(|_| LinkError::Stream("the address cannot be dialled"))?;
+        let connecting =
+            self.endpoint.connect(address, Half::Control).map_err(|_| LinkError::Stream("the address cannot be dialled"))?;
         let connection = tokio::time::timeout(patience, connecting).await.map_err(|_| LinkError::Timeout(patience))??;
         *met = handshake::certified(&connection, &self.local.identity).ok();
-        self.propose(handshake::dial(&self.local, connection).await?).await
+        self.propose(handshake::dial(&self.local, &self.endpoint, connection).await?).await
     }
 
     async fn welcome(&self, incoming: Incoming) -> Result<(), LinkError> {
         let connecting = incoming.accept()?;
         let connection =
             tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting).await.map_err(|_| LinkError::Timeout(HANDSHAKE_TIMEOUT))??;
-        self.propose(handshake::accept(&self.local, connection).await?).await
+        match half_of(&connection) {
+            Half::Control => self.propose(handshake::accept(&self.local, &self.pairing, connection).await?).await,
+            Half::Lanes => self.pairing.join(connection).await,
+        }
     }
 
     async fn propose(&self, candidate: Candidate) -> Result<(), LinkError> {

@@ -1,8 +1,7 @@
 //! Credit of a link's lanes: how many bytes may be on their way, written and not yet consumed at the far side, over all lanes together.
 //!
-//! QUIC's `send_window` is one budget for all streams of a connection, and writers that block on it are woken last in, first out, whatever
-//! their priority: lanes that filled it would starve the control stream for ever (`limits::SEND_WINDOW_BYTES` and this module keep them
-//! from it). The limit follows the path: twice its bandwidth times its shortest round trip, so that a fast path is kept full and on a slow
+//! QUIC's `send_window` is one budget for all streams of a connection, and writers that block on it are woken last in, first out: lanes that
+//! filled it would starve one another, and a CLOSE, for ever (`limits::SEND_WINDOW_BYTES` and this module keep them from it). The limit follows the path: twice its bandwidth times its shortest round trip, so that a fast path is kept full and on a slow
 //! one no more than that stands in queues.
 //!
 //! [`Credit`] is the sender's half, [`Reports`] the receiver's. Reports are running totals: one that is late does no harm.

@@ -1,4 +1,5 @@
-//! The UDP socket and QUIC's settings. One endpoint a broker, dialling and accepting; one connection a link.
+//! The UDP socket and QUIC's settings. One endpoint a broker, dialling and accepting; two connections a link, with the same settings until
+//! one is known to carry lanes ([`carry_lanes`]).
 //!
 //! What differs from quinn's defaults, and why, stands beside it. Stream and connection windows lie above `limits::CREDIT_BYTES_MAX`: what
 //! bounds a lane is our own credit (see [`super::credit`]), so that nothing ever blocks on QUIC's.
@@ -8,22 +9,29 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{AckFrequencyConfig, ClientConfig, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt};
+use quinn::{
+    AckFrequencyConfig, ClientConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::congestion;
 use super::gate::Gate;
-use super::tls::{Credentials, SharedCredentials};
+use super::tls::{Credentials, Half, SharedCredentials};
 use crate::config::Congestion;
-use crate::limits::{CREDIT_BYTES_MAX, HELLO_TIME_MAX, SEND_WINDOW_BYTES};
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, CREDIT_BYTES_MAX, HELLO_TIME_MAX, SEND_WINDOW_BYTES};
 
 /// The kernel's buffer each way: what a burst needs while our thread does not run (quinn#2262).
 const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
 /// What a stream may hold unread: above the credit by what quinn waits for before it says that more may come (an eighth).
 const STREAM_WINDOW_BYTES: u32 = CREDIT_BYTES_MAX as u32 / 2 * 3;
-/// Links have a detection of their own; this only ends a connection that never became one.
+/// What a connection may hold unread that carries no lanes: some of the largest frames of control.
+const CONTROL_WINDOW_BYTES: u32 = 4 * CONTROL_FRAME_BYTES_MAX as u32;
+/// Links have a detection of their own; this ends a connection that never became one, and a link whose connection for lanes is cut off
+/// while nothing is on its way there.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 const _: () = assert!(IDLE_TIMEOUT.as_millis() > 4 * HELLO_TIME_MAX.as_millis());
+/// A connection that hears nothing for so long asks. Where lanes are quiet, it is by this that a dialler's new address is known there too.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// The first guess of a round trip: it decides when a lost handshake packet is sent again.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// Hellos that wait to be sent or read.
@@ -45,9 +53,9 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// The endpoint on `socket`; to be called inside the runtime that shall drive it. `lanes` are all lanes of a link, of both QoS classes.
-pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, lanes: usize, congestion: Congestion) -> io::Result<Gate> {
-    let transport = Arc::new(transport(lanes, congestion));
+/// The endpoint on `socket`; to be called inside the runtime that shall drive it.
+pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, congestion: Congestion) -> io::Result<Gate> {
+    let transport = Arc::new(transport(congestion));
     let server = server_config(&credentials.load(), &transport);
     let endpoint = Endpoint::new(EndpointConfig::default(), Some(server), socket, Arc::new(quinn::TokioRuntime))?;
     Ok(Gate::new(endpoint, transport, Arc::clone(credentials)))
@@ -62,24 +70,29 @@ pub(super) fn server_config(credentials: &Credentials, transport: &Arc<Transport
 }
 
 /// How peers are dialled.
-pub(super) fn client_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ClientConfig {
-    let mut config = ClientConfig::new(credentials.client());
+pub(super) fn client_config(credentials: &Credentials, half: Half, transport: &Arc<TransportConfig>) -> ClientConfig {
+    let mut config = ClientConfig::new(credentials.client(half));
     config.transport_config(Arc::clone(transport));
     config
 }
 
-fn transport(lanes: usize, congestion: Congestion) -> TransportConfig {
+/// Makes a connection one that takes `lanes` lanes from the peer, of both QoS classes together.
+pub(super) fn carry_lanes(connection: &Connection, lanes: usize) {
+    connection.set_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES));
+    connection.set_max_concurrent_uni_streams(VarInt::from_u32(u32::try_from(lanes).unwrap_or(u32::MAX)));
+}
+
+fn transport(congestion: Congestion) -> TransportConfig {
     let mut config = TransportConfig::default();
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
-        .max_concurrent_uni_streams(VarInt::from_u32(u32::try_from(lanes).unwrap_or(u32::MAX)))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
-        .receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(CONTROL_WINDOW_BYTES))
         .send_window(SEND_WINDOW_BYTES as u64)
-        // Control preempts at the next packet; an unfair connection would finish the lane's stream first.
-        .send_fairness(true)
         .initial_rtt(INITIAL_RTT)
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_TIMEOUT.as_millis() as u32))))
+        .keep_alive_interval(Some(KEEP_ALIVE))
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_BYTES))
         .datagram_send_buffer_size(DATAGRAM_BUFFER_BYTES)
         .ack_frequency_config(Some(AckFrequencyConfig::default()))

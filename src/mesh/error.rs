@@ -135,6 +135,9 @@ pub enum LinkError {
     /// The control stream does not drain.
     #[error("the control stream does not drain: {0} bytes wait")]
     Backlog(usize),
+    /// A connection for lanes that is no link's.
+    #[error("a connection for the lanes of a link is refused: {0}")]
+    Unpaired(&'static str),
     /// This broker stops.
     #[error("this broker stops")]
     Shutdown,
@@ -144,7 +147,10 @@ impl LinkError {
     /// What the peer is told.
     pub(super) fn code(&self) -> CloseCode {
         match self {
+            // The link's other connection, which is closed with this one.
+            Self::Connection(error) if !is_closed(error) => CloseCode::HalfLost,
             Self::Shutdown | Self::Connection(_) | Self::Stream(_) => CloseCode::Shutdown,
+            Self::Unpaired(_) => CloseCode::Unpaired,
             Self::Timeout(_) => CloseCode::Timeout,
             Self::Identity(_) | Self::OtherMesh { .. } | Self::OtherBroker { .. } => CloseCode::Identity,
             Self::Certificate(_) => CloseCode::Certificate,
@@ -193,6 +199,7 @@ impl LinkError {
             Self::Dead(Death::Deaf(_)) => "deaf",
             Self::Stalled(_) => "stalled",
             Self::Backlog(_) => "backlog",
+            Self::Unpaired(_) => "unpaired",
             Self::Shutdown => "shutdown",
         }
     }
@@ -266,12 +273,19 @@ pub(super) enum CloseCode {
     Certificate = 11,
     Forged = 12,
     Shunned = 13,
+    HalfLost = 14,
+    Unpaired = 15,
 }
 
 impl CloseCode {
     pub(super) fn number(self) -> VarInt {
         VarInt::from_u32(self as u32)
     }
+}
+
+/// Whether one of the ends has closed the connection.
+fn is_closed(error: &ConnectionError) -> bool {
+    matches!(error, ConnectionError::ApplicationClosed(_) | ConnectionError::LocallyClosed)
 }
 
 /// See [`LinkError::reason`].
@@ -282,6 +296,7 @@ fn connection_reason(error: &ConnectionError) -> &'static str {
         ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Oneself.number() => "oneself",
         ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::TooManyLinks.number() => "too_many_links",
         ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::Certificate.number() => "own_certificate",
+        ConnectionError::ApplicationClosed(close) if close.error_code == CloseCode::HalfLost.number() => "half_lost",
         ConnectionError::ApplicationClosed(_) => "closed_by_peer",
         ConnectionError::ConnectionClosed(close) if alert(u64::from(close.error_code), "").is_some() => "own_certificate",
         ConnectionError::TransportError(error) if alert(u64::from(error.code), "").is_some() => "certificate",

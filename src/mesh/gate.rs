@@ -11,7 +11,7 @@ use quinn::{ConnectError, Connecting, Endpoint, Incoming, TransportConfig};
 use super::endpoint;
 use super::error::LinkError;
 use super::identity::DIAL_NAME;
-use super::tls::SharedCredentials;
+use super::tls::{Half, SharedCredentials};
 
 /// See the module's page.
 #[derive(Clone, Debug)]
@@ -32,8 +32,8 @@ impl Gate {
     }
 
     /// Dials a peer with the credentials in force.
-    pub(super) fn connect(&self, address: SocketAddr) -> Result<Connecting, ConnectError> {
-        let config = endpoint::client_config(&self.credentials.load(), &self.transport);
+    pub(super) fn connect(&self, address: SocketAddr, half: Half) -> Result<Connecting, ConnectError> {
+        let config = endpoint::client_config(&self.credentials.load(), half, &self.transport);
         self.endpoint.connect_with(config, address, DIAL_NAME)
     }
 

@@ -1,5 +1,5 @@
-//! From a QUIC connection to an authenticated peer: whose certificate it is, and the handshake on the control stream
-//! (`frame::control`). What it yields is a candidate; whether it becomes the link is for the driver to say ([`super::rivals`]).
+//! From a QUIC connection to an authenticated peer: whose certificate it is, the handshake on the control stream (`frame::control`), and
+//! the second connection for the lanes ([`super::pairing`]). What it yields is a candidate; whether it becomes the link is for the driver to say ([`super::rivals`]).
 //!
 //! Every step is bounded in time. A refusal closes the connection with a code and a reason that the peer logs.
 
@@ -16,9 +16,11 @@ use rustls::pki_types::CertificateDer;
 
 use super::control::ControlReader;
 use super::error::LinkError;
+use super::gate::Gate;
 use super::identity::Identity;
 use super::incarnation::Life;
 use super::metrics::MeshMetrics;
+use super::pairing::{self, Pairing};
 use super::proof::{Keyring, Statement};
 use super::roster::Roster;
 use super::tls::SharedCredentials;
@@ -27,8 +29,6 @@ use crate::frame::control::{ControlFrame, Greeting, VERSION, VERSION_MIN, Witnes
 use crate::ids::{BrokerId, Incarnation};
 use crate::shared::{RecordHead, Records, Signature, SignedRecord};
 
-/// Above every lane (quinn: higher goes first, lanes stay at 0).
-const CONTROL_PRIORITY: i32 = 1_000;
 /// From the first packet until both lives are settled.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -65,9 +65,10 @@ pub(super) struct Peer {
     pub(super) address: SocketAddr,
 }
 
-/// A connection whose ends know each other.
+/// A pair of connections whose ends know each other.
 pub(super) struct Candidate {
-    pub(super) connection: Connection,
+    pub(super) control: Connection,
+    pub(super) lanes: Connection,
     pub(super) peer: Peer,
     pub(super) we_dialled: bool,
     pub(super) writer: SendStream,
@@ -80,19 +81,29 @@ impl std::fmt::Debug for Candidate {
     }
 }
 
+/// Which end of a link we are.
+#[derive(Clone, Copy)]
+enum End<'a> {
+    /// Dials the second connection as well.
+    Dials(&'a Gate),
+    /// Waits for it.
+    Accepts(&'a Arc<Pairing>),
+}
+
 /// The dialling end: greets first.
-pub(super) async fn dial(local: &Arc<Local>, connection: Connection) -> Result<Candidate, LinkError> {
-    introduce(local, connection, true).await
+pub(super) async fn dial(local: &Arc<Local>, gate: &Gate, control: Connection) -> Result<Candidate, LinkError> {
+    introduce(local, control, End::Dials(gate)).await
 }
 
 /// The accepting end. The dialler waits for one more word, which [`super::link`] says once the link is admitted.
-pub(super) async fn accept(local: &Arc<Local>, connection: Connection) -> Result<Candidate, LinkError> {
-    introduce(local, connection, false).await
+pub(super) async fn accept(local: &Arc<Local>, pairing: &Arc<Pairing>, control: Connection) -> Result<Candidate, LinkError> {
+    introduce(local, control, End::Accepts(pairing)).await
 }
 
-async fn introduce(local: &Arc<Local>, connection: Connection, we_dialled: bool) -> Result<Candidate, LinkError> {
+async fn introduce(local: &Arc<Local>, control: Connection, end: End<'_>) -> Result<Candidate, LinkError> {
+    let we_dialled = matches!(end, End::Dials(_));
     let told = async {
-        let certified = certified(&connection, &local.identity)?;
+        let certified = certified(&control, &local.identity)?;
         if local.roster.is_shunned(certified, clock::now()) {
             return Err(LinkError::Shunned(certified));
         }
@@ -101,23 +112,27 @@ async fn introduce(local: &Arc<Local>, connection: Connection, we_dialled: bool)
         }
         if we_dialled && certified != local.identity.id {
             // Before the other end makes room for us.
-            local.roster.consider(certified, connection.rtt())?;
+            local.roster.consider(certified, control.rtt())?;
         }
-        if we_dialled { greet_first(local, &connection, certified).await } else { answer(local, &connection, certified).await }
+        match end {
+            End::Dials(gate) => greet_first(local, gate, &control, certified).await,
+            End::Accepts(pairing) => answer(local, pairing, &control, certified).await,
+        }
     };
     let told = tokio::time::timeout(HANDSHAKE_TIMEOUT, told).await.unwrap_or(Err(LinkError::Timeout(HANDSHAKE_TIMEOUT)));
     match told {
-        Ok((peer, writer, reader)) => Ok(Candidate { connection, peer, we_dialled, writer, reader }),
+        Ok(Introduced { peer, lanes, writer, reader }) => Ok(Candidate { control, lanes, peer, we_dialled, writer, reader }),
         Err(error) => {
-            refuse(&connection, &error);
+            refuse(&[&control], &error);
             Err(error)
         }
     }
 }
 
-/// Closes `connection` and tells the peer why.
-pub(super) fn refuse(connection: &Connection, error: &LinkError) {
-    connection.close(error.code().number(), error.to_string().as_bytes());
+/// Closes connections and tells the peer why.
+pub(super) fn refuse(connections: &[&Connection], error: &LinkError) {
+    let (code, reason) = (error.code().number(), error.to_string());
+    connections.iter().for_each(|connection| connection.close(code, reason.as_bytes()));
 }
 
 const NO_CERTIFICATE: &str = "the peer shows no certificate";
@@ -139,29 +154,41 @@ pub(super) fn certified(connection: &Connection, own: &Identity) -> Result<Broke
     }
 }
 
-type Introduced = (Peer, SendStream, ControlReader);
-
-async fn greet_first(local: &Arc<Local>, connection: &Connection, certified: BrokerId) -> Result<Introduced, LinkError> {
-    let (mut writer, reader) = connection.open_bi().await?;
-    writer.set_priority(CONTROL_PRIORITY).map_err(|_| LinkError::Stream("the control stream is closed"))?;
-    let mut reader = ControlReader::new(reader);
-    write(&mut writer, &[greeting(local)]).await?;
-    let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
-    let incarnation = hear_known(local, &mut reader).await?;
-    write(&mut writer, &[Known::of(local, certified).frame(), ControlFrame::Settled { incarnation }]).await?;
-    peer.incarnation = read_settled(&mut reader).await?;
-    Ok((peer, writer, reader))
+struct Introduced {
+    peer: Peer,
+    lanes: Connection,
+    writer: SendStream,
+    reader: ControlReader,
 }
 
-async fn answer(local: &Arc<Local>, connection: &Connection, certified: BrokerId) -> Result<Introduced, LinkError> {
-    let (mut writer, reader) = connection.accept_bi().await?;
-    writer.set_priority(CONTROL_PRIORITY).map_err(|_| LinkError::Stream("the control stream is closed"))?;
+async fn greet_first(local: &Arc<Local>, gate: &Gate, control: &Connection, certified: BrokerId) -> Result<Introduced, LinkError> {
+    let (mut writer, reader) = control.open_bi().await?;
     let mut reader = ControlReader::new(reader);
-    let mut peer = read_greeting(local, &mut reader, connection, certified).await?;
+    write(&mut writer, &[greeting(local)]).await?;
+    let mut peer = read_greeting(local, &mut reader, control, certified).await?;
+    let incarnation = hear_known(local, &mut reader).await?;
+    write(&mut writer, &[Known::of(local, certified).frame(), ControlFrame::Settled { incarnation }]).await?;
+    let lanes = pairing::dial(gate, control).await?;
+    peer.incarnation = read_settled(&mut reader).await?;
+    Ok(Introduced { peer, lanes, writer, reader })
+}
+
+async fn answer(
+    local: &Arc<Local>,
+    pairing: &Arc<Pairing>,
+    control: &Connection,
+    certified: BrokerId,
+) -> Result<Introduced, LinkError> {
+    let (mut writer, reader) = control.accept_bi().await?;
+    let mut reader = ControlReader::new(reader);
+    let mut peer = read_greeting(local, &mut reader, control, certified).await?;
+    // Before the dialler knows that it may.
+    let expected = pairing.expect(control);
     write(&mut writer, &[greeting(local), Known::of(local, certified).frame()]).await?;
     hear_known(local, &mut reader).await?;
     peer.incarnation = read_settled(&mut reader).await?;
-    Ok((peer, writer, reader))
+    let lanes = expected.lanes().await?;
+    Ok(Introduced { peer, lanes, writer, reader })
 }
 
 fn greeting(local: &Local) -> ControlFrame<'_> {
@@ -212,7 +239,7 @@ async fn write(writer: &mut SendStream, frames: &[ControlFrame<'_>]) -> Result<(
 async fn read_greeting(
     local: &Arc<Local>,
     reader: &mut ControlReader,
-    connection: &Connection,
+    control: &Connection,
     certified: BrokerId,
 ) -> Result<Peer, LinkError> {
     reader
@@ -224,7 +251,7 @@ async fn read_greeting(
                     name: greeting.name.to_owned(),
                     incarnation: Incarnation::default(),
                     hello: Duration::from_millis(u64::from(greeting.hello_ms)),
-                    address: connection.remote_address(),
+                    address: control.remote_address(),
                 })
             }
             _ => Err(LinkError::Unexpected("no greeting at the beginning")),

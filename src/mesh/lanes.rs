@@ -14,6 +14,7 @@ use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
 
 use super::error::LinkError;
+use super::handshake::HANDSHAKE_TIMEOUT;
 use super::link::{Event, Link};
 use crate::clock;
 use crate::ids::{LaneId, OpenNumber};
@@ -38,7 +39,10 @@ const TRANSIT_PATIENCE: Duration = Duration::from_millis(500);
 pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
     let mut streams = Vec::new();
     for lane in link.port.lanes() {
-        streams.push((Arc::clone(lane), open(link, LaneId(u8::try_from(streams.len()).unwrap_or(u8::MAX))).await?));
+        let opening = open(link, LaneId(u8::try_from(streams.len()).unwrap_or(u8::MAX)));
+        // The far side lets us once the link is one there too.
+        let opened = tokio::time::timeout(HANDSHAKE_TIMEOUT, opening).await;
+        streams.push((Arc::clone(lane), opened.unwrap_or(Err(LinkError::Timeout(HANDSHAKE_TIMEOUT)))?));
     }
     let mut out: Vec<Bytes> = Vec::new();
     let mut turn = 0;
@@ -100,7 +104,7 @@ async fn write_closes(
 }
 
 async fn open(link: &Link, lane: LaneId) -> Result<SendStream, LinkError> {
-    let mut stream = link.connection.open_uni().await?;
+    let mut stream = link.lanes.open_uni().await?;
     stream.write_all(&[LANE_STREAM, lane.0]).await?;
     Ok(stream)
 }
@@ -145,7 +149,7 @@ impl Closing {
 pub(super) async fn accept(link: &Arc<Link>) -> Result<(), LinkError> {
     let mut free: Vec<Option<Arc<PortLane>>> = link.port.lanes().iter().cloned().map(Some).collect();
     loop {
-        let mut stream = link.connection.accept_uni().await?;
+        let mut stream = link.lanes.accept_uni().await?;
         let mut head = [0; 2];
         stream.read_exact(&mut head).await.map_err(|_| LinkError::Stream("a lane stream ended in its head"))?;
         let [kind, lane] = head;

@@ -1,4 +1,4 @@
-//! One link: an admitted connection, its tasks, and what they share.
+//! One link: an admitted pair of connections, its tasks, and what they share.
 //!
 //! | task | duty |
 //! |---|---|
@@ -25,7 +25,7 @@ use super::control::{ControlQueue, ControlReader};
 use super::credit::{Credit, Reports};
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
-use super::{DeliverFactory, lanes};
+use super::{DeliverFactory, endpoint, lanes};
 use crate::clock;
 use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
@@ -110,7 +110,10 @@ pub(super) struct Link {
     pub(super) id: PortId,
     pub(super) peer: Peer,
     pub(super) we_dialled: bool,
-    pub(super) connection: Connection,
+    /// Carries the control stream and the hellos.
+    pub(super) control: Connection,
+    /// Carries the lanes.
+    pub(super) lanes: Connection,
     pub(super) port: Arc<Port>,
     pub(super) deliver: DeliverFactory,
     health: Mutex<Health>,
@@ -142,11 +145,12 @@ pub(super) fn start(
     events: mpsc::Sender<Event>,
 ) -> (Arc<Link>, Measured) {
     let now = clock::now();
-    let Candidate { connection, peer, we_dialled, writer, reader } = candidate;
-    let lanes = port.lanes().len();
+    let Candidate { control, lanes, peer, we_dialled, writer, reader } = candidate;
+    let lane_count = port.lanes().len();
+    endpoint::carry_lanes(&lanes, lane_count);
     let tick = (local.hello.min(peer.hello) / TICKS_PER_HELLO).max(Duration::from_millis(1));
     let detection = Detection::new(local.hello, peer.hello, tick, now);
-    let path = path(&connection.stats());
+    let path = path(&[control.stats(), lanes.stats()]);
     let by_hand = local.costs.get(&peer.name).copied();
     let cost = Cost::new(if path.rtt_min.is_zero() { path.rtt } else { path.rtt_min }, by_hand, now);
     let measured = Measured { cost: cost.cost(), rtt: cost.rtt(), loss: 0.0 };
@@ -154,14 +158,15 @@ pub(super) fn start(
         id,
         peer,
         we_dialled,
-        connection,
+        control,
+        lanes,
         port,
         deliver,
         health: Mutex::new(Health::from(&detection)),
-        credit: Mutex::new(Credit::new(lanes, now)),
+        credit: Mutex::new(Credit::new(lane_count, now)),
         credit_freed: Notify::new(),
         closing: Notify::new(),
-        reports: Mutex::new(Reports::new(lanes)),
+        reports: Mutex::new(Reports::new(lane_count)),
         report_due: Notify::new(),
         queue: ControlQueue::default(),
         failure: Mutex::new(None),
@@ -184,11 +189,10 @@ async fn write_lanes(link: Arc<Link>) -> Result<(), LinkError> {
 }
 
 async fn end_with<F: Future<Output = Result<(), LinkError>>>(link: Arc<Link>, body: impl FnOnce(Arc<Link>) -> F) {
-    // The connection's end ends even a task that waits for something else.
-    let connection = link.connection.clone();
+    // The link's end ends even a task that waits for something else.
     tokio::select! {
         ended = body(Arc::clone(&link)) => if let Err(error) = ended { link.fail(error) },
-        error = connection.closed() => link.fail(error.into()),
+        error = link.lost() => link.fail(error),
     }
 }
 
@@ -198,7 +202,7 @@ async fn run(link: Arc<Link>, writer: SendStream, reader: ControlReader, watch: 
         ended = write_control(&link, writer) => ended,
         ended = read_control(&link, reader, watch) => ended,
         ended = lanes::accept(&link) => ended,
-        error = link.connection.closed() => Err(error.into()),
+        error = link.lost() => Err(error),
     };
     if let Err(error) = ended {
         link.fail(error);
@@ -212,7 +216,7 @@ impl Link {
     pub(super) fn fail(&self, error: LinkError) {
         let mut failure = self.failure.lock();
         if failure.is_none() {
-            refuse(&self.connection, &error);
+            refuse(&[&self.control, &self.lanes], &error);
             *failure = Some(error);
         }
     }
@@ -234,9 +238,22 @@ impl Link {
         *self.health.lock()
     }
 
+    /// Waits until a connection has ended: losing either loses the link.
+    async fn lost(&self) -> LinkError {
+        tokio::select! {
+            error = self.control.closed() => error.into(),
+            error = self.lanes.closed() => error.into(),
+        }
+    }
+
+    /// What QUIC counts: of control, of the lanes.
+    pub(super) fn stats(&self) -> [ConnectionStats; 2] {
+        [self.control.stats(), self.lanes.stats()]
+    }
+
     /// QUIC frames received on the link so far: signs of life.
     pub(super) fn frames(&self) -> u64 {
-        frames(&self.connection.stats().frame_rx)
+        path(&self.stats()).frames
     }
 
     /// Waits until lanes may write, and says how many bytes.
@@ -274,7 +291,7 @@ impl Link {
     }
 
     fn credited(&self, lane: LaneId, consumed: u64) -> Result<(), LinkError> {
-        let rtt_min = self.connection.min_rtt();
+        let rtt_min = self.lanes.min_rtt();
         self.credit.lock().consumed(lane, consumed, rtt_min, clock::now())?;
         self.credit_freed.notify_one();
         Ok(())
@@ -315,7 +332,7 @@ struct Watch {
     hello: Duration,
     /// Where the peer was seen last.
     address: SocketAddr,
-    /// UDP bytes received when it was last looked at.
+    /// UDP bytes that the lanes had brought when it was last looked at.
     received_bytes: u64,
 }
 
@@ -348,7 +365,7 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
         }
         tokio::select! {
             filled = reader.fill() => filled?,
-            datagram = link.connection.read_datagram() => {
+            datagram = link.control.read_datagram() => {
                 if let Some((ControlFrame::Hello { number, echo }, _)) = ControlFrame::decode(&datagram?)? {
                     watch.detection.hear(number, echo, clock::now());
                 }
@@ -364,14 +381,14 @@ fn say_hello(link: &Link, detection: &mut Detection) {
     let hello = ControlFrame::Hello { number, echo };
     let mut datagram = Vec::new();
     hello.encode(&mut datagram);
-    if link.connection.send_datagram(datagram.into()).is_err() {
+    if link.control.send_datagram(datagram.into()).is_err() {
         link.send(&hello);
     }
 }
 
 async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
     let now = clock::now();
-    let stats = link.connection.stats();
+    let stats = link.stats();
     let path = path(&stats);
     watch.detection.tick(now, path)?;
     let health = Health::from(&watch.detection);
@@ -383,12 +400,13 @@ async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
     if stalled > STALL_MIN.max(health.detection_time * STALL_DETECTION_TIMES) {
         return Err(LinkError::Stalled(stalled));
     }
-    let address = link.connection.remote_address();
+    let address = link.control.remote_address();
     if address != watch.address {
         info!(from = %watch.address, to = %address, "the peer's address has changed");
         watch.address = address;
     }
-    let received_bytes = stats.udp_rx.bytes;
+    let [_, lanes] = stats;
+    let received_bytes = lanes.udp_rx.bytes;
     let is_busy = outstanding > BUSY_BYTES || received_bytes - watch.received_bytes > BUSY_BYTES;
     watch.received_bytes = received_bytes;
     if watch.cost.measure(path, watch.detection.hellos(), is_busy, now) {
@@ -400,13 +418,15 @@ async fn look(link: &Link, watch: &mut Watch) -> Result<(), LinkError> {
     Ok(())
 }
 
-fn path(stats: &ConnectionStats) -> Path {
+/// The path as control finds it, which waits for no lane. But whatever comes is a sign of life: that hellos do not get through while lanes do
+/// shows in the echo; that lanes do not while hellos do, in what is consumed of them, and if nothing is on its way there, to QUIC (`endpoint`).
+fn path([control, lanes]: &[ConnectionStats; 2]) -> Path {
     Path {
-        rtt: stats.path.rtt,
-        rtt_min: stats.path.min_rtt,
-        frames: frames(&stats.frame_rx),
-        sent: stats.path.sent_packets,
-        lost: stats.path.lost_packets,
+        rtt: control.path.rtt,
+        rtt_min: control.path.min_rtt,
+        frames: frames(&control.frame_rx) + frames(&lanes.frame_rx),
+        sent: control.path.sent_packets,
+        lost: control.path.lost_packets,
     }
 }
 

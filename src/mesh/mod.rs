@@ -6,7 +6,7 @@
 //! | `identity`, `pki`, `crl`, `tls` | certificates: who is who, making them, taking them back, trusting them |
 //! | `endpoint`, `gate` | the UDP socket and QUIC's settings; the credentials of each handshake |
 //! | `discovery` | where other brokers may be, and whom to dial |
-//! | `connect`, `handshake`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
+//! | `connect`, `handshake`, `pairing`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `congestion` | QUIC's congestion controllers, with a floor |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
@@ -62,6 +62,7 @@ mod incarnation;
 mod lanes;
 mod link;
 mod metrics;
+mod pairing;
 pub mod pki;
 mod proof;
 mod rivals;
@@ -85,6 +86,7 @@ use gate::Gate;
 use handshake::Local;
 use identity::{Identity, IdentityError};
 use incarnation::Life;
+use pairing::Pairing;
 use proof::Keyring;
 use roster::Roster;
 use tls::{Credentials, SharedCredentials};
@@ -205,12 +207,12 @@ enum Stop {
     Abrupt,
 }
 
-/// One link, for metrics.
+/// One link, for metrics: both its connections together, where nothing else is said.
 #[derive(Clone, Debug)]
 pub struct LinkSummary {
     /// The peer's name.
     pub peer: String,
-    /// Smoothed round trip.
+    /// Smoothed round trip of control.
     pub rtt: Duration,
     /// UDP bytes sent.
     pub bytes_sent: u64,
@@ -226,7 +228,7 @@ pub struct LinkSummary {
     pub hello_jitter: Duration,
     /// How long the peer may be silent before it counts as dead.
     pub detection_time: Duration,
-    /// Largest UDP payload in bytes that the path is known to carry.
+    /// Largest UDP payload in bytes that the path is known to carry, by what the lanes found.
     pub mtu_bytes: u16,
     /// How often the path was found to carry less than before.
     pub black_holes: u64,
@@ -311,13 +313,14 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
             Err(error) => return drop(ready.send(Err(MeshError::Thread(error)))),
         };
         let context = runtime.enter();
-        let gate = match endpoint::open(socket, &local.credentials, usize::from(replication.lanes()), config.mesh.congestion) {
+        let gate = match endpoint::open(socket, &local.credentials, config.mesh.congestion) {
             Ok(gate) => gate,
             Err(source) => return drop(ready.send(Err(MeshError::Bind { address: listen, source }))),
         };
         drop(context);
         let _ = ready.send(Ok(gate.clone()));
-        let connector = Connector { endpoint: gate, local, proposals, complaints: Complaints::default() };
+        let connector =
+            Connector { endpoint: gate, local, pairing: Arc::<Pairing>::default(), proposals, complaints: Complaints::default() };
         let ended = runtime.block_on(run(connector, ways_out, address, driver, inputs));
         // What the tasks hold goes without being run once more: an abrupt end sends no goodbye. A name service that does not answer holds up
         // nothing.
@@ -417,20 +420,20 @@ impl MeshHandle {
     pub fn links(&self) -> Vec<LinkSummary> {
         let links = self.book.links.load();
         let summary = |link: &Arc<link::Link>| {
-            let (stats, health) = (link.connection.stats(), link.health());
+            let ([control, lanes], health) = (link.stats(), link.health());
             LinkSummary {
                 peer: link.peer.name.clone(),
-                rtt: stats.path.rtt,
-                bytes_sent: stats.udp_tx.bytes,
-                bytes_received: stats.udp_rx.bytes,
-                packets_sent: stats.path.sent_packets,
-                packets_lost: stats.path.lost_packets,
+                rtt: control.path.rtt,
+                bytes_sent: control.udp_tx.bytes + lanes.udp_tx.bytes,
+                bytes_received: control.udp_rx.bytes + lanes.udp_rx.bytes,
+                packets_sent: control.path.sent_packets + lanes.path.sent_packets,
+                packets_lost: control.path.lost_packets + lanes.path.lost_packets,
                 loss: health.loss,
                 hello_jitter: health.hello_jitter,
                 detection_time: health.detection_time,
-                mtu_bytes: stats.path.current_mtu,
-                black_holes: stats.path.black_holes_detected,
-                address: link.connection.remote_address(),
+                mtu_bytes: lanes.path.current_mtu,
+                black_holes: control.path.black_holes_detected + lanes.path.black_holes_detected,
+                address: link.control.remote_address(),
             }
         };
         links.iter().map(summary).collect()

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::pki::{Authority, Validity};
 use super::proof::Statement;
-use super::tls::Credentials;
+use super::tls::{Credentials, Half};
 use super::*;
 use crate::codec::QoS;
 use crate::config::{self, Discovery, HostPort};
@@ -21,6 +21,7 @@ use crate::shared::{BrokerRecord, LastChange, LinkRole, LinkState, Signature, Si
 
 mod admission;
 mod claims;
+mod pairing;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_millis(100);
@@ -364,7 +365,31 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
 fn open_endpoint(credentials: &Credentials) -> Gate {
     let socket = endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let credentials = Arc::new(ArcSwap::from_pointee(credentials.clone()));
-    endpoint::open(socket, &credentials, usize::from(2 * LANES), config::Congestion::default()).unwrap()
+    endpoint::open(socket, &credentials, config::Congestion::default()).unwrap()
+}
+
+async fn dial(from: &Gate, address: SocketAddr, local: &Arc<Local>) -> Result<handshake::Candidate, LinkError> {
+    let control = from.connect(address, Half::Control).unwrap().await?;
+    handshake::dial(local, from, control).await
+}
+
+/// The next connection.
+async fn arrival(to: &Gate) -> Result<quinn::Connection, LinkError> {
+    Ok(to.accept().await.unwrap().accept()?.await?)
+}
+
+/// Accepts a link whose connections are the next two.
+async fn accept(to: &Gate, local: &Arc<Local>) -> Result<handshake::Candidate, LinkError> {
+    let pairing = Arc::<Pairing>::default();
+    let control = arrival(to).await?;
+    let second = async {
+        let joined = pairing.join(arrival(to).await?).await;
+        joined.and(std::future::pending().await)
+    };
+    tokio::select! {
+        accepted = handshake::accept(local, &pairing, control) => accepted,
+        failed = second => failed,
+    }
 }
 
 /// One dials, the other accepts: what each says.
@@ -373,13 +398,9 @@ async fn meet(
     acceptor: (Arc<Local>, Credentials),
 ) -> [Result<handshake::Candidate, LinkError>; 2] {
     let (from, to) = (open_endpoint(&dialler.1), open_endpoint(&acceptor.1));
-    let dialling = async {
-        let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await?;
-        handshake::dial(&dialler.0, connection).await
-    };
+    let dialling = dial(&from, to.endpoint.local_addr().unwrap(), &dialler.0);
     let accepting = async {
-        let connection = to.accept().await.unwrap().accept()?.await?;
-        let candidate = handshake::accept(&acceptor.0, connection).await?;
+        let candidate = accept(&to, &acceptor.0).await?;
         // As a link would.
         let mut settled = Vec::new();
         ControlFrame::Settled { incarnation: acceptor.0.life.lock().incarnation() }.encode(&mut settled);
@@ -465,7 +486,7 @@ async fn who_shows_no_certificate_is_refused() {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = vec![tls::ALPN.to_vec()];
+    config.alpn_protocols = vec![Half::Control.protocol().to_vec()];
     let config = quinn::ClientConfig::new(Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap()));
     let connecting = from.endpoint.connect_with(config, to.endpoint.local_addr().unwrap(), identity::DIAL_NAME).unwrap();
     let accepting = async { to.accept().await.unwrap().accept()?.await };
@@ -574,14 +595,9 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
     let ours = authority();
     let [(a, a_shows), (b, b_shows)] = [local(&ours, "m", "a"), local(&ours, "m", "b")];
     let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
-    let dialling = async {
-        let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await.unwrap();
-        Side::start(handshake::dial(&a, connection).await.unwrap(), &a)
-    };
-    let accepting = async {
-        let connection = to.accept().await.unwrap().accept().unwrap().await.unwrap();
-        Side::start(handshake::accept(&b, connection).await.unwrap(), &b)
-    };
+    let address = to.endpoint.local_addr().unwrap();
+    let dialling = async { Side::start(dial(&from, address, &a).await.unwrap(), &a) };
+    let accepting = async { Side::start(accept(&to, &b).await.unwrap(), &b) };
     let (Side { link: a, events: mut a_events, replication: publisher }, Side { link: b, events: mut b_events, .. }) =
         tokio::join!(dialling, accepting);
     let claim = RootClaim { priority: 1, capacity: 1, id: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
@@ -628,11 +644,11 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
         })
     };
     // Saturated: more has come than the credit ever lets wait.
-    until("saturation", || (b.connection.stats().udp_rx.bytes > crate::limits::CREDIT_BYTES_MAX as u64).then_some(())).await;
-    let (before, began) = (b.connection.stats().udp_rx.bytes, clock::now());
+    until("saturation", || (b.lanes.stats().udp_rx.bytes > crate::limits::CREDIT_BYTES_MAX as u64).then_some(())).await;
+    let (before, began) = (b.lanes.stats().udp_rx.bytes, clock::now());
     let mut trips = Vec::new();
     for number in 1.. {
-        let carried = b.connection.stats().udp_rx.bytes - before;
+        let carried = b.lanes.stats().udp_rx.bytes - before;
         if trips.len() >= count && carried > 4 * crate::limits::CREDIT_BYTES_MAX as u64 {
             break;
         }
@@ -649,7 +665,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
         }
         trips.push(clock::now() - sent);
     }
-    let received = b.connection.stats().udp_rx.bytes - before;
+    let received = b.lanes.stats().udp_rx.bytes - before;
     running.store(false, std::sync::atomic::Ordering::Relaxed);
     flooding.join().unwrap();
     echo.abort();
@@ -667,24 +683,20 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
         Arc::get_mut(local).unwrap().hello = crate::limits::HELLO_TIME_MAX;
     }
     let (from, to) = (open_endpoint(&a_shows), open_endpoint(&b_shows));
-    let dialling = async {
-        let connection = from.connect(to.endpoint.local_addr().unwrap()).unwrap().await.unwrap();
-        handshake::dial(&a, connection).await.unwrap()
-    };
-    let accepting = async {
-        let connection = to.accept().await.unwrap().accept().unwrap().await.unwrap();
-        Side::start(handshake::accept(&b, connection).await.unwrap(), &b)
-    };
+    let address = to.endpoint.local_addr().unwrap();
+    let dialling = async { dial(&from, address, &a).await.unwrap() };
+    let accepting = async { Side::start(accept(&to, &b).await.unwrap(), &b) };
     let (wedged, Side { link, mut events, replication }) = tokio::join!(dialling, accepting);
     let claim = RootClaim { priority: 1, capacity: 1, id: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
     let number = crate::ids::OpenNumber { count: 1, child: BrokerId(1), incarnation: crate::ids::Incarnation(1) };
     let open = crate::ids::OpenMark { tree: crate::ids::TreeId { epoch: 1, root: claim }, number };
     link.port.answer(&open, clock::now());
+    endpoint::carry_lanes(&wedged.lanes, usize::from(2 * LANES));
     let mut streams = Vec::new();
     for lane in 0..2 * LANES {
         let mut bytes = vec![1, lane];
         crate::frame::lane::put_open(&mut bytes, &open, false, &[]);
-        let mut stream = wedged.connection.open_uni().await.unwrap();
+        let mut stream = wedged.lanes.open_uni().await.unwrap();
         stream.write_all(&bytes).await.unwrap();
         streams.push(stream);
     }
@@ -696,7 +708,7 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
             .push(&replication, &MeshMessage { topic: &topic, payload, qos, retain: false, expiry_seconds: None, properties: &[] });
         replication.publish(&mut batch, clock::now());
     }
-    let received = || wedged.connection.stats().udp_rx.bytes;
+    let received = || wedged.lanes.stats().udp_rx.bytes;
     until("all credit is used", || (received() > crate::limits::CREDIT_BYTES_MIN as u64).then_some(())).await;
     link.close_lanes(&number);
     loop {

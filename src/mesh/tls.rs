@@ -28,8 +28,24 @@ use super::identity::{DIAL_NAME, Identity, IdentityError};
 use super::pki::{Authority, PemPair, Validity};
 use crate::config::Mesh;
 
-/// ALPN protocol of the mesh (RFC 7301): a peer of another protocol is refused in the TLS handshake.
-pub const ALPN: &[u8] = b"mqtt-st/1";
+/// Which of a link's two connections one is. Each has an ALPN protocol of its own (RFC 7301): a peer of another protocol is refused in the TLS
+/// handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Half {
+    /// It carries the control stream and hellos. It comes first.
+    Control,
+    /// It carries the lanes.
+    Lanes,
+}
+
+impl Half {
+    pub(super) fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Control => b"mqtt-st/1",
+            Self::Lanes => b"mqtt-st-lanes/1",
+        }
+    }
+}
 
 /// The credentials in force, shared by whoever shakes hands, signs or verifies; a reload swaps them.
 pub type SharedCredentials = Arc<ArcSwap<Credentials>>;
@@ -126,7 +142,8 @@ pub struct Credentials {
     /// Judges whom we dial.
     dialled: Arc<WebPkiServerVerifier>,
     server: Arc<QuicServerConfig>,
-    client: Arc<QuicClientConfig>,
+    /// By [`Half`].
+    clients: [Arc<QuicClientConfig>; 2],
 }
 
 /// Texts in PEM, each with the file or origin that errors name.
@@ -193,9 +210,9 @@ impl Credentials {
         let identity =
             Identity::of_certificate(first).map_err(|source| TlsError::Identity { from: cert_from.to_owned(), source })?;
         let server = server_config(&verifier, chain.clone(), key.clone_key(), key_from)?;
-        let client = client_config(&dialled, chain.clone(), key.clone_key(), key_from)?;
+        let clients = client_configs(&dialled, chain.clone(), key.clone_key(), key_from)?;
         let validity = validity(&chain);
-        Ok(Self { identity, chain, key, validity, lists, verifier, dialled, server, client })
+        Ok(Self { identity, chain, key, validity, lists, verifier, dialled, server, clients })
     }
 
     /// Mesh and broker of our own certificate.
@@ -249,8 +266,12 @@ impl Credentials {
         Arc::clone(&self.server)
     }
 
-    pub(super) fn client(&self) -> Arc<QuicClientConfig> {
-        Arc::clone(&self.client)
+    pub(super) fn client(&self, half: Half) -> Arc<QuicClientConfig> {
+        let [control, lanes] = &self.clients;
+        Arc::clone(match half {
+            Half::Control => control,
+            Half::Lanes => lanes,
+        })
     }
 }
 
@@ -265,7 +286,7 @@ impl Clone for Credentials {
             verifier: Arc::clone(&self.verifier),
             dialled: Arc::clone(&self.dialled),
             server: self.server(),
-            client: self.client(),
+            clients: self.clients.clone(),
         }
     }
 }
@@ -338,18 +359,19 @@ fn server_config(
         .with_client_cert_verifier(Arc::clone(verifier))
         .with_single_cert(chain, key)
         .map_err(from_key)?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = [Half::Control, Half::Lanes].map(|half| half.protocol().to_vec()).into();
     // No resumption: a peer shows its certificate every time, so that its expiry and its revocation count.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(QuicServerConfig::try_from(config).map_err(|e| TlsError::Quic(e.to_string()))?))
 }
 
-fn client_config(
+/// By [`Half`].
+fn client_configs(
     dialled: &Arc<WebPkiServerVerifier>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     key_from: &str,
-) -> Result<Arc<QuicClientConfig>, TlsError> {
+) -> Result<[Arc<QuicClientConfig>; 2], TlsError> {
     let from_key = |source| TlsError::Rustls { from: key_from.to_owned(), source };
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -357,9 +379,13 @@ fn client_config(
         .with_webpki_verifier(Arc::clone(dialled))
         .with_client_auth_cert(chain, key)
         .map_err(from_key)?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = rustls::client::Resumption::disabled();
-    Ok(Arc::new(QuicClientConfig::try_from(config).map_err(|e| TlsError::Quic(e.to_string()))?))
+    let of = |half: Half| {
+        let mut config = config.clone();
+        config.alpn_protocols = vec![half.protocol().to_vec()];
+        QuicClientConfig::try_from(config).map(Arc::new).map_err(|e| TlsError::Quic(e.to_string()))
+    };
+    Ok([of(Half::Control)?, of(Half::Lanes)?])
 }
 
 #[cfg(test)]

@@ -157,11 +157,14 @@ impl Record<'_> {
                 put_number(out, *session);
                 put_bytes(out, client_id.as_bytes());
                 // 0 is for ever, else a second more than it is: a session that ends with its connection is not written down.
-                put_number(out, match expiry {
-                    SessionExpiry::Never => 0,
-                    SessionExpiry::WithConnection => 1,
-                    SessionExpiry::After(rest) => rest.as_secs().saturating_add(1),
-                });
+                put_number(
+                    out,
+                    match expiry {
+                        SessionExpiry::Never => 0,
+                        SessionExpiry::WithConnection => 1,
+                        SessionExpiry::After(rest) => rest.as_secs().saturating_add(1),
+                    },
+                );
                 put_optional(out, *left_at_ms);
             }
             Self::Ended { session } | Self::WillGone { session } => put_number(out, *session),

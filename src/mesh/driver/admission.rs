@@ -2,7 +2,7 @@
 //! credentials have been read anew, and when the certificate expires; a link whose peer is no longer admitted is closed, and its peer told
 //! why.
 //!
-//! What counts is the chain that the peer showed in this link's handshake. A peer that has renewed its certificate meanwhile keeps the
+//! What counts is the chain that the peer showed in this link's handshake, the same for both its connections. A peer that has renewed its certificate meanwhile keeps the
 //! link until the old one expires; whoever dialled then dials again at once, and the new one is shown.
 
 use std::time::Duration;
@@ -22,8 +22,8 @@ impl Driver {
     ///
     /// # Errors
     /// Why it admits nobody now.
-    pub(super) fn admitted_until(&self, connection: &Connection) -> Result<Duration, LinkError> {
-        let chain = peer_chain(connection)?;
+    pub(super) fn admitted_until(&self, control: &Connection) -> Result<Duration, LinkError> {
+        let chain = peer_chain(control)?;
         self.settings.local.credentials.load().verify(&chain, clock::unix_time())?;
         Ok(validity(&chain).not_after)
     }
@@ -58,7 +58,7 @@ impl Driver {
     fn judge_links(&self, concerns: impl Fn(Duration) -> bool) {
         let entries = self.links.values().filter(|entry| concerns(entry.expires));
         for entry in entries {
-            if let Err(error) = self.admitted_until(&entry.link.connection) {
+            if let Err(error) = self.admitted_until(&entry.link.control) {
                 entry.link.fail(error);
             }
         }

@@ -56,7 +56,7 @@ impl Driver {
     }
 
     pub(super) fn admit(&mut self, Proposal { candidate, answer }: Proposal) {
-        let expires = match self.admitted_until(&candidate.connection) {
+        let expires = match self.admitted_until(&candidate.control) {
             Ok(expires) => expires,
             Err(error) => return reject(Proposal { candidate, answer }, error),
         };
@@ -65,7 +65,7 @@ impl Driver {
             let port = entry.link.id;
             entry.link.fail(LinkError::Superseded);
             self.down(port, &LinkError::Superseded);
-        } else if let Err(error) = self.make_room(peer.id, candidate.connection.rtt()) {
+        } else if let Err(error) = self.make_room(peer.id, candidate.control.rtt()) {
             return reject(Proposal { candidate, answer }, error);
         }
         self.settle_life();
@@ -201,6 +201,6 @@ impl Driver {
 }
 
 fn reject(Proposal { candidate, answer }: Proposal, error: LinkError) {
-    refuse(&candidate.connection, &error);
+    refuse(&[&candidate.control, &candidate.lanes], &error);
     let _ = answer.send(Err(error));
 }

@@ -172,7 +172,7 @@ pub(super) fn link_record(entry: &Entry) -> LinkRecord {
         cost: entry.measured.cost.get(),
         rtt_us: u64::try_from(entry.told_rtt.as_micros()).unwrap_or(u64::MAX),
         loss: told_loss(entry.measured.loss),
-        address: Some(entry.link.connection.remote_address()),
+        address: Some(entry.link.control.remote_address()),
     }
 }
 

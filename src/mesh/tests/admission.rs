@@ -38,7 +38,7 @@ async fn until_linked(a: &Broker, b: &Broker) {
 
 fn serial_shown_to(broker: &Broker) -> Serial {
     let links = broker.handle.book.links.load();
-    let chain = handshake::peer_chain(&links[0].connection).unwrap();
+    let chain = handshake::peer_chain(&links[0].control).unwrap();
     serial(&chain[0])
 }
 

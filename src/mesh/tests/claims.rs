@@ -17,8 +17,7 @@ impl Fake {
     async fn try_join(authority: &Authority, name: &str, broker: &Broker) -> Result<Self, LinkError> {
         let (local, credentials) = local(authority, "m", name);
         let gate = open_endpoint(&credentials);
-        let connection = gate.connect(broker.address()).unwrap().await.unwrap();
-        let side = Side::start(handshake::dial(&local, connection).await?, &local);
+        let side = Side::start(dial(&gate, broker.address(), &local).await?, &local);
         let fake = Self { side, local, _gate: gate };
         fake.say(&[ControlFrame::Certificate { slot: 0, chain: &fake.local.keyring.chain() }]);
         Ok(fake)
