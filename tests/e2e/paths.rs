@@ -117,6 +117,31 @@ fn a_cut_in_one_direction_is_noticed_at_both_ends_and_heals() {
     assert!(pair.a.log().contains("dead:") || pair.b.log().contains("dead:"));
 }
 
+/// What the dialler sends on one of the first link's connections, for control or for lanes, is lost.
+#[test]
+fn a_black_hole_for_one_of_its_connections_ends_a_link_at_both_ends_and_it_comes_back() {
+    for (connection, name, is_busy) in [(0, "control", false), (0, "control", true), (1, "lanes", false), (1, "lanes", true)] {
+        let pair = Pair::new(|_| {});
+        let mut flow = Flow::new(&pair.b, &pair.a, 500);
+        flow.publish(&pair.b, 50);
+        flow.assert_heard();
+        assert_eq!((pair.relay.connections(), pair.losses()), (2, 0));
+        pair.relay.cut_connection(connection);
+        let begin = Instant::now();
+        if is_busy {
+            flow.publish(&pair.b, 50);
+        }
+        for broker in [&pair.a, &pair.b] {
+            wait_for("the link goes down", || (links_lost(broker) >= 1).then_some(()));
+        }
+        println!("a black hole for {name}, busy: {is_busy}: noticed by both after {:?}", begin.elapsed());
+        flow.publish(&pair.b, 50);
+        flow.assert_heard();
+        pair.settle();
+        assert_eq!(pair.losses(), 2);
+    }
+}
+
 #[test]
 fn what_was_held_up_and_comes_late_does_no_harm() {
     let pair = Pair::new(|_| {});

@@ -1,16 +1,19 @@
 //! A bad path between two brokers: a relay of UDP datagrams that delays, loses, cuts and throttles them, and changes its address as a NAT
 //! does. Whoever shall be reached over it is dialled at the relay's address. Needs no rights and nothing that is installed.
 //!
-//! What is lost is drawn from a seed, which is printed. One dialler a relay.
+//! What is lost is drawn from a seed, which is printed. One dialler a relay. QUIC connections are told apart by their ids (RFC 8999) on the way
+//! out: the dialler keeps to those of the handshake while no address changes; who is dialled goes over to others at once.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// Connection ids as our QUIC makes them, bytes: a packet after the handshake does not say how long its id is.
+const ID_BYTES: usize = 8;
 /// How often a reader looks whether it shall end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Datagrams on their way; what comes on top is lost, as in any path.
@@ -98,6 +101,12 @@ struct State {
     /// As whom the dialler is seen by who is dialled.
     back: Arc<UdpSocket>,
     waiting: BinaryHeap<Reverse<Waiting>>,
+    /// Of either end, and of which connection.
+    ids: BTreeMap<Vec<u8>, usize>,
+    /// Connections that were dialled so far.
+    connections: usize,
+    /// Of which every packet from the dialler is lost, whatever the conditions.
+    cut_connection: Option<usize>,
     admitted: u64,
     random: u64,
     is_over: bool,
@@ -118,6 +127,9 @@ impl Relay {
             dialler: None,
             back: Arc::new(socket()),
             waiting: BinaryHeap::new(),
+            ids: BTreeMap::new(),
+            connections: 0,
+            cut_connection: None,
             admitted: 0,
             random: seed | 1,
             is_over: false,
@@ -140,6 +152,16 @@ impl Relay {
         let mut state = self.path.lock();
         ways.iter().for_each(|way| change(&mut state.conditions[*way as usize]));
         self.path.changed.notify_all();
+    }
+
+    /// How many connections were dialled over it so far.
+    pub fn connections(&self) -> usize {
+        self.path.lock().connections
+    }
+
+    /// From now on nothing passes of what the dialler sends on one connection, by the order in which they were dialled, from 0; all else does.
+    pub fn cut_connection(&self, number: usize) {
+        self.path.lock().cut_connection = Some(number);
     }
 
     pub fn count(&self, way: Way) -> Count {
@@ -239,7 +261,9 @@ impl State {
     fn admit(&mut self, way: Way, datagram: &[u8], now: Instant) {
         let conditions = self.conditions[way as usize];
         let length = datagram.len();
+        let connection = self.connection(way, datagram);
         let is_lost = conditions.is_cut
+            || (way == Way::Out && connection.is_some() && connection == self.cut_connection)
             || length > conditions.size_max
             || self.random() < conditions.loss
             || self.waiting.len() >= WAITING_MAX
@@ -256,6 +280,29 @@ impl State {
         let due = leaves + conditions.delay + conditions.jitter.mul_f64(self.random());
         self.admitted += 1;
         self.waiting.push(Reverse((due, self.admitted, way, datagram.to_vec())));
+    }
+
+    /// Which connection a datagram belongs to, as far as its first packet tells (RFC 8999 section 5).
+    fn connection(&mut self, way: Way, datagram: &[u8]) -> Option<usize> {
+        let (first, rest) = datagram.split_first()?;
+        if first & 0x80 == 0 {
+            return self.ids.get(rest.get(..ID_BYTES)?).copied();
+        }
+        let id_at = |at: usize| rest.get(at + 1..at + 1 + usize::from(*rest.get(at)?));
+        let to = id_at(4)?;
+        let from = id_at(5 + to.len())?;
+        let known = self.ids.get(to).or_else(|| self.ids.get(from)).copied();
+        let number = known.unwrap_or(self.connections);
+        if known.is_none() {
+            assert_eq!(way, Way::Out, "who is dialled begins nothing");
+            self.connections += 1;
+        }
+        self.ids.insert(from.to_vec(), number);
+        if way == Way::Out {
+            // What the dialler makes up for the first packet is an id like any other.
+            self.ids.insert(to.to_vec(), number);
+        }
+        Some(number)
     }
 
     fn is_full(&self, way: Way, length: usize, now: Instant) -> bool {
