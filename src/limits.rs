@@ -10,10 +10,10 @@ pub const PACKET_BYTES_MAX_DEFAULT: u32 = 64 * 1024 * 1024;
 pub const CONNECT_BYTES_MAX: u32 = 512 * 1024;
 /// A client that has not sent a whole CONNECT after this is closed: all that a transport has to say before (PROXY header, TLS, WebSocket) counts.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Topic levels that a name or filter may have, as Mosquitto's.
-pub const TOPIC_LEVELS_MAX: usize = 200;
+/// Topic levels that a name or filter may have: 200 separators, as in Mosquitto.
+pub const TOPIC_LEVELS_MAX: usize = 201;
 /// User properties in one packet.
-pub const USER_PROPERTIES_MAX: usize = 1_000;
+pub const USER_PROPERTIES_MAX: usize = 10_000;
 /// Subscriptions in one SUBSCRIBE or filters in one UNSUBSCRIBE.
 pub const FILTERS_PER_PACKET_MAX: usize = 10_000;
 /// Bytes of MQTT 5 properties that are forwarded with one message: they are copied for every receiver.

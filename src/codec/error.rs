@@ -152,8 +152,7 @@ impl DecodeError {
     #[must_use]
     pub fn reason(&self) -> ReasonCode {
         match self {
-            Self::PacketType(_)
-            | Self::Flags { .. }
+            Self::Flags { .. }
             | Self::VarintTooLong
             | Self::VarintNotMinimal(_)
             | Self::Truncated { .. }
@@ -161,6 +160,7 @@ impl DecodeError {
             | Self::Utf8 { .. }
             | Self::NullCharacter
             | Self::ControlCharacter
+            | Self::TopicWildcard
             | Self::ConnectFlags(_)
             | Self::QoS(_)
             | Self::DupWithoutQoS
@@ -170,6 +170,7 @@ impl DecodeError {
             | Self::ConnAckFlags { .. } => ReasonCode::MalformedPacket,
             Self::PropertyValue { id: PropertyId::TopicAlias, .. } => ReasonCode::TopicAliasInvalid,
             Self::NotConnect(_)
+            | Self::PacketType(_)
             | Self::PacketIdZero
             | Self::TopicEmpty
             | Self::Empty(_)
@@ -180,7 +181,6 @@ impl DecodeError {
             | Self::Reason { .. } => ReasonCode::ProtocolError,
             Self::ProtocolName | Self::ProtocolLevel(_) => ReasonCode::UnsupportedProtocolVersion,
             Self::ClientIdEmpty | Self::ClientIdCharacter => ReasonCode::ClientIdentifierNotValid,
-            Self::TopicWildcard => ReasonCode::TopicNameInvalid,
             Self::PacketTooLarge { .. } => ReasonCode::PacketTooLarge,
             Self::TooMany { .. } | Self::TooManyUserProperties(_) => ReasonCode::QuotaExceeded,
         }

@@ -196,7 +196,7 @@ impl<'a> Unsubscribe<'a> {
             ProtocolVersion::V5 => UnsubscribeProperties::read(reader.section()?)?,
             ProtocolVersion::V3_1 | ProtocolVersion::V3_1_1 => UnsubscribeProperties::default(),
         };
-        Ok(Self { packet_id, properties, filters: read_list(PacketType::Unsubscribe, reader, Reader::string)? })
+        Ok(Self { packet_id, properties, filters: read_list(PacketType::Unsubscribe, reader, Reader::name)? })
     }
 
     pub(super) fn put_body(&self, version: ProtocolVersion, out: &mut Vec<u8>) -> Result<(), EncodeError> {

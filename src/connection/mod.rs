@@ -36,7 +36,7 @@ pub use self::peer::{Address, Peer, Transport};
 use self::reauthentication::Reauthentication;
 use crate::auth::Policy;
 use crate::clock;
-use crate::codec::{self, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
+use crate::codec::{self, DecodeError, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
 use crate::pressure::Level;
 use crate::router::{Connection, Farewell, RouteCache, Router};
@@ -157,6 +157,17 @@ impl From<OutOfOrder> for Fault {
     }
 }
 
+/// Whether there is a DISCONNECT among the whole packets at the front that takes the will away [MQTT-3.14.4-3].
+fn says_goodbye(mut bytes: &[u8], version: ProtocolVersion, packet_bytes_max: u32) -> bool {
+    while let Ok(Some((packet, length))) = codec::decode(bytes, version, packet_bytes_max) {
+        if let Packet::Disconnect(disconnect) = packet {
+            return disconnect.reason == ReasonCode::Success;
+        }
+        bytes = bytes.get(length..).unwrap_or_default();
+    }
+    false
+}
+
 /// One connected client.
 #[derive(Debug)]
 pub struct Client<S> {
@@ -194,6 +205,8 @@ pub struct Client<S> {
     patience: Option<Pin<Box<tokio::time::Sleep>>>,
     /// The last packet is in `output`.
     said_last: bool,
+    /// The client has said good-bye, but was not heard: its session has another connection.
+    said_goodbye: bool,
     /// The client has said good-bye together with its CONNECT.
     ending: Option<End>,
 }
@@ -224,6 +237,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             closing: None,
             patience: None,
             said_last: false,
+            said_goodbye: false,
             ending: None,
         }
         .with_pipelined(accepted.pipelined)
@@ -388,10 +402,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let _ = scratch.batch.writes().take_number();
         let result = loop {
             // Nothing of a connection that was taken over counts any more, even if it was read already.
+            let rest = bytes.get(at..).unwrap_or_default();
             if packets > 0 && !self.connection.subscriber.is_latest(self.connection.epoch) {
+                self.said_goodbye = says_goodbye(rest, self.version, self.terms.packet_bytes_max);
                 break Ok(());
             }
-            let rest = bytes.get(at..).unwrap_or_default();
             match codec::decode(rest, self.version, self.terms.packet_bytes_max) {
                 Ok(Some((ref packet, length))) => {
                     at += length;
@@ -410,7 +425,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                         Err(error) => Err(error.into()),
                     };
                 }
-                Err(_) if codec::is_servers(rest) => break Err(Fault::Close(ReasonCode::ProtocolError)),
+                Err(error) if codec::is_servers(rest) && !matches!(error, DecodeError::Flags { .. }) => {
+                    break Err(Fault::Close(ReasonCode::ProtocolError));
+                }
                 Err(error) => break Err(error.into()),
             }
         };
@@ -506,7 +523,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
             if state.epoch != self.connection.epoch {
                 drop(state);
-                return self.poll_last_words(cx, ReasonCode::SessionTakenOver);
+                return self.poll_taken_over(cx, worker);
             }
             if state.outbox.take(&mut self.output.drained) {
                 // All answers so far are on their way now.
@@ -515,7 +532,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
             if let Some(reason) = self.closing.or(state.outbox.closing()) {
                 drop(state);
-                return self.poll_last_words(cx, reason);
+                return match reason {
+                    ReasonCode::SessionTakenOver => self.poll_taken_over(cx, worker),
+                    reason => self.poll_last_words(cx, reason),
+                };
             }
             // Under the same lock: what is put in flight from now on finds the waker.
             if let Some(journal) = self.router.journal()
@@ -535,6 +555,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 cx.waker().wake_by_ref();
             }
             return Poll::Pending;
+        }
+    }
+
+    fn poll_taken_over(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
+        if !self.said_last && self.hear_goodbye(cx, worker) {
+            return Poll::Ready(End::Disconnect(Farewell::Normal, None));
+        }
+        self.poll_last_words(cx, ReasonCode::SessionTakenOver)
+    }
+
+    /// Whether the client said good-bye here before it made the connection that took over: its will does not go out then, though what it sent is
+    /// not heard any more.
+    fn hear_goodbye(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> bool {
+        if self.said_goodbye {
+            return true;
+        }
+        match self.input.poll_read(&mut self.stream, cx, &mut worker.input) {
+            Poll::Ready(Ok(Read::Bytes(bytes, _))) => says_goodbye(bytes, self.version, self.terms.packet_bytes_max),
+            _ => false,
         }
     }
 

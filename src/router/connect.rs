@@ -15,7 +15,7 @@ use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
 use crate::limits::SESSIONS_MAX;
 use crate::pressure::Level;
-use crate::session::{Change, Connected, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will, Writes};
+use crate::session::{Change, Connected, Parting, SessionExpiry, State, StoredMessage, Subscriber, SubscriberId, Will, Writes};
 use crate::topic;
 
 /// A keep alive that is not over is not looked at again sooner than this.
@@ -129,10 +129,21 @@ impl Router {
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
                 let old_will = state.will.take();
                 let gone = old_will.as_ref().and_then(|_| state.will_gone());
-                match old_will {
-                    Some(old_will) if !(resumed && delayed) => fired = Some((Arc::clone(&old), old_will, gone)),
-                    _ => gone.into_iter().for_each(|change| batch.writes().push(change)),
-                }
+                fired = match old_will {
+                    Some(old_will) if !(resumed && delayed) => {
+                        // Its client may have said good-bye on it, unheard as yet: that connection is asked before its will goes out.
+                        let parting = Parting { epoch: state.epoch, will: old_will, gone };
+                        let earlier = match state.connected {
+                            Some(_) => state.parting.replace(Box::new(parting)),
+                            None => Some(Box::new(parting)),
+                        };
+                        earlier.map(|parting| (Arc::clone(&old), *parting))
+                    }
+                    _ => {
+                        gone.into_iter().for_each(|change| batch.writes().push(change));
+                        None
+                    }
+                };
                 if resumed {
                     state.rivalry = rivalry;
                     let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
@@ -148,7 +159,7 @@ impl Router {
                 }
             }
         };
-        if let Some((subscriber, will, gone)) = fired {
+        if let Some((subscriber, Parting { will, gone, .. })) = fired {
             self.publish_will(batch, &subscriber, will, gone, now);
         }
         connection.subscriber.heard(self.millis(now));
@@ -174,7 +185,7 @@ impl Router {
         Arc::new(Subscriber::new(id, Arc::from(client_id), self.limits.outbound, journal))
     }
 
-    /// The connection is gone. Nothing happens if the session has a newer one already.
+    /// The connection is gone. Nothing happens if the session has a newer one already, but that the older one's will goes out.
     ///
     /// `expiry` is what DISCONNECT may have changed (MQTT 5.0 section 3.14.2.2.2).
     pub fn disconnect(
@@ -188,6 +199,12 @@ impl Router {
         let subscriber = &connection.subscriber;
         let mut state = subscriber.lock();
         if state.epoch != connection.epoch || state.ended || state.connected.is_none() {
+            let parting = state.parting.take_if(|parting| parting.epoch == connection.epoch);
+            drop(state);
+            match (parting.map(|parting| *parting), farewell) {
+                (Some(Parting { will, gone, .. }), Farewell::Lost) => self.publish_will(batch, subscriber, will, gone, now),
+                (parting, _) => parting.and_then(|parting| parting.gone).into_iter().for_each(|change| batch.writes().push(change)),
+            }
             return;
         }
         state.disconnect(expiry, now);

@@ -39,7 +39,7 @@ impl Router {
             // They were checked when they were subscribed; a later version of this program may be stricter.
             let Ok(filter) = topic::parse_filter(&text) else { continue };
             let share: Option<Arc<str>> = filter.share.map(Arc::from);
-            let group = share.clone().map(|share| Group { share, filter: Arc::from(filter.levels) });
+            let group = share.as_ref().map(|share| Group::join(&subscriptions, share, filter.levels));
             let subscription = Subscription { subscriber: Arc::clone(&subscriber), options, group };
             subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
             added += 1;

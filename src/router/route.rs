@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use super::share::{Chooser, SharedTargets};
 use crate::codec::QoS;
@@ -34,11 +35,26 @@ pub(super) struct Subscription {
     pub(super) group: Option<Group>,
 }
 
-/// See [`Subscription::group`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// See [`Subscription::group`]. Named by share and filter.
+#[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) share: Arc<str>,
     pub(super) filter: Arc<str>,
+    /// Counts the messages that were given to its members in turn, whoever publishes them. All members have the same.
+    pub(super) turns: Arc<AtomicUsize>,
+}
+
+impl Group {
+    /// The group of this name, whose members have one count of turns among those that `subscriptions` holds already.
+    pub(super) fn join(subscriptions: &Subscriptions, share: &Arc<str>, filter: &str) -> Self {
+        let mut others = subscriptions.of_filter(filter).filter_map(|(_, other)| other.group.as_ref());
+        let same = others.find(|other| other.share == *share).cloned();
+        same.unwrap_or_else(|| Self { share: Arc::clone(share), filter: Arc::from(filter), turns: Arc::default() })
+    }
+
+    fn name(&self) -> (&str, &str) {
+        (&self.share, &self.filter)
+    }
 }
 
 pub(super) type Subscriptions = SubscriptionTrie<SubscriptionKey, Subscription>;
@@ -73,11 +89,15 @@ impl Route {
             return Self::default();
         }
         let mut found: Vec<(&Arc<Subscriber>, &SubscriptionOptions)> = Vec::new();
-        let mut groups: HashMap<&Group, Vec<Target>, ahash::RandomState> = HashMap::default();
+        let mut groups: HashMap<(&str, &str), (&Group, Vec<Target>), ahash::RandomState> = HashMap::default();
         subscriptions.for_each_match(topic, |_, subscription| match &subscription.group {
             None => found.push((&subscription.subscriber, &subscription.options)),
             Some(group) if subscription.subscriber.may_receive(topic) => {
-                groups.entry(group).or_default().push(Target::new(&subscription.subscriber, &[&subscription.options]));
+                groups
+                    .entry(group.name())
+                    .or_insert_with(|| (group, Vec::new()))
+                    .1
+                    .push(Target::new(&subscription.subscriber, &[&subscription.options]));
             }
             Some(_) => {}
         });
@@ -90,7 +110,7 @@ impl Route {
                 same.first().map(|(subscriber, _)| Target::new(subscriber, &options))
             })
             .collect();
-        let shared = groups.into_iter().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
+        let shared = groups.into_values().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
         Self { may_publish: true, targets, shared }
     }
 

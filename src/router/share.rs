@@ -1,9 +1,12 @@
 //! Which member of a share group gets a message (MQTT 5.0 section 4.8.2 leaves it to the server).
 //!
+//! Turns are counted by the group, so they are fair whoever publishes and however often routes are made anew.
+//!
 //! A route belongs to one publisher and one topic, and is made anew with every subscription: so what shall be the same for all messages of one
 //! publisher, of one topic, or for all, is only the order in which a route has its members. Each member is ranked by a hash of itself and of what it is
 //! to be chosen by (rendezvous hashing): a member that comes or goes moves no message from one of the others to another.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::route::{Group, Target};
@@ -31,7 +34,7 @@ pub(super) struct SharedTargets {
 #[derive(Debug)]
 enum Turns {
     /// With each in turn.
-    InTurn(AtomicUsize),
+    InTurn(Arc<AtomicUsize>),
     /// With any.
     Random,
     /// With the first.
@@ -54,8 +57,7 @@ impl SharedTargets {
             SharedStrategy::HashTopic => members.sort_by_cached_key(rank(chooser.hasher.hash_one(topic))),
         }
         let turns = match chooser.strategy {
-            // Routes are made anew by every publisher and with every change: they must not all begin with the same member.
-            SharedStrategy::RoundRobin => Turns::InTurn(AtomicUsize::new(rand::random::<u16>().into())),
+            SharedStrategy::RoundRobin => Turns::InTurn(Arc::clone(&group.turns)),
             SharedStrategy::Random => Turns::Random,
             SharedStrategy::Sticky | SharedStrategy::HashClientid | SharedStrategy::HashTopic => Turns::First,
         };

@@ -106,7 +106,7 @@ impl Router {
         drop(state);
         let share: Option<Arc<str>> = filter.share.map(Arc::from);
         self.metrics.shared_subscriptions.change(i64::from(is_new && share.is_some()));
-        let group = share.clone().map(|share| Group { share, filter: Arc::from(filter.levels) });
+        let group = share.as_ref().map(|share| Group::join(&subscriptions, share, filter.levels));
         let subscription = Subscription { subscriber: Arc::clone(subscriber), options: request.options.clone(), group };
         subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
         drop(subscriptions);

@@ -28,5 +28,6 @@ pub use journal::{Journal, Ticket, Waiter, Writes};
 pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
 pub use outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
+pub(crate) use subscriber::Parting;
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use variants::Variants;

@@ -108,6 +108,16 @@ pub(crate) struct Ended {
     _rest: (Outbound, Inbound, RetainedBacklog),
 }
 
+/// A will whose connection may still have something to say about it.
+#[derive(Debug)]
+pub(crate) struct Parting {
+    /// Of the connection.
+    pub(crate) epoch: u64,
+    pub(crate) will: Will,
+    /// To be written down once it is published, or not to be.
+    pub(crate) gone: Option<Change>,
+}
+
 /// Everything behind the lock.
 #[derive(Debug)]
 pub struct State {
@@ -127,6 +137,8 @@ pub struct State {
     pub subscriptions_bytes: usize,
     /// Armed while connected, and through the delay afterwards.
     pub will: Option<Will>,
+    /// The will of a connection that was taken over: published when that connection is gone, unless it had said good-bye already.
+    pub(crate) parting: Option<Box<Parting>>,
     /// What happens when the connection ends.
     pub expiry: SessionExpiry,
     /// The session is over; nothing more is put into it.
@@ -174,6 +186,7 @@ impl Subscriber {
                 subscriptions: HashMap::default(),
                 subscriptions_bytes: 0,
                 will: None,
+                parting: None,
                 expiry: SessionExpiry::WithConnection,
                 ended: false,
                 rivalry: Rivalry::default(),

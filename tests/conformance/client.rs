@@ -308,6 +308,9 @@ impl Client {
         let end = self.expect_end();
         if self.version == 5 {
             let reason = end.reason.expect("an MQTT 5 client is told why");
+            let last = end.packets.last().unwrap();
+            assert_eq!(last.kind, kind::DISCONNECT, "nothing comes behind a DISCONNECT [MQTT-3.14.4-1]");
+            assert!(last.all(property::SESSION_EXPIRY).is_empty(), "[MQTT-3.14.2-2]: {last:?}");
             assert!(reasons.contains(&reason), "reason {reason:#x}, expected one of {reasons:#x?}");
         } else {
             assert_eq!(end.packets, [], "3.1.1 closes without a word");

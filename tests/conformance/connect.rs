@@ -78,6 +78,9 @@ fn mqtt_3_1_2_3_a_malformed_connect_closes() {
             ("client id with U+0000", [head(0x02), string("a\0b")].concat()),
             ("client id of ill-formed UTF-8", [head(0x02), string([0xc3, 0x28])].concat()),
             ("client id with a surrogate", [head(0x02), string([0xed, 0xa0, 0x80])].concat()),
+            ("will topic of ill-formed UTF-8", [head(0x06), id.clone(), none.clone(), string([0xff]), string("w")].concat()),
+            ("user name of ill-formed UTF-8", [head(0x82), id.clone(), string([0xff])].concat()),
+            ("user name with a control character", [head(0x82), id.clone(), string("a\nb")].concat()),
             ("bytes left over", [head(0x02), id.clone(), b"x".to_vec()].concat()),
             ("no flags", [string("MQTT"), vec![version]].concat()),
         ] {
@@ -217,7 +220,8 @@ fn mqtt_3_1_4_6_a_client_need_not_wait_for_connack() {
         let (_, subscribe) = client.encode_subscribe(&[("pipelined", 0)], &[]);
         let publish = Publish { topic: "pipelined", payload: "m", ..Publish::default() }.encode(version);
         client.send(&[Connect::new(version).encode(), subscribe, publish].concat());
-        client.expect(kind::CONNACK); // before anything else [MQTT-3.2.0-1]
+        let connack = client.expect(kind::CONNACK); // before anything else [MQTT-3.2.0-1]
+        assert!(connack.all(0x15).is_empty(), "no authentication method without one [MQTT-4.12.0-6]: {connack:?}");
         expect_suback_and_message(&mut client);
     }
 }
@@ -268,4 +272,44 @@ fn mqtt_4_12_0_1_authentication_methods_that_are_not_there_are_refused() {
     let mut client = Client::open(&broker, 5);
     client.send(&Connect::new(5).with(text(0x15, "SCRAM-SHA-1")).encode());
     assert_eq!(client.expect_end().reason, Some(0x8c));
+}
+
+/// A client id that is a string, but none that is taken.
+#[test]
+fn mqtt_3_1_3_8_a_client_id_that_is_not_taken_is_refused() {
+    let broker = Broker::start();
+    let mut client = Client::open(&broker, 5);
+    client.send(&Connect::new(5).id("two\nlines").encode());
+    assert_eq!(client.expect_end().reason, Some(0x85));
+}
+
+/// What comes behind a CONNECT that is refused is not looked at.
+#[test]
+fn mqtt_3_1_4_6_nothing_behind_a_refused_connect_is_done() {
+    let broker = Broker::start();
+    for version in [4, 5] {
+        let mut watcher = Client::subscribed(&broker, 5, "t", 0);
+        let mut client = Client::open(&broker, version);
+        let publish = Publish { topic: "t", payload: "m", retain: true, ..Publish::default() }.encode(version);
+        let refused = Connect { clean: false, ..Connect::new(version).id("two\nlines") }.encode();
+        client.send(&[refused, publish].concat());
+        let end = client.expect_end();
+        assert!(end.reason != Some(0) && end.packets.len() <= 1, "one CONNACK or none [MQTT-3.2.0-2]: {end:?}");
+        watcher.expect_nothing();
+        Client::subscribed(&broker, 5, "t", 0).expect_nothing();
+    }
+}
+
+/// A Maximum Packet Size that nothing fits, or no CONNACK of success.
+#[test]
+fn mqtt_3_1_2_24_a_client_that_takes_no_connack_gets_none_that_is_too_large() {
+    let broker = Broker::start();
+    for (size, reason) in [(1, None), (4, None), (5, Some(0x95)), (15, Some(0x95)), (16, Some(0)), (64, Some(0))] {
+        let mut client = Client::open(&broker, 5);
+        client.send(&Connect::new(5).with(four(property::MAXIMUM_PACKET_SIZE, size)).encode());
+        match client.receive_within(std::time::Duration::from_secs(20)).expect("an answer or the end") {
+            Some(connack) => assert!(connack.bytes <= size as usize && Some(connack.reason) == reason, "{size}: {connack:?}"),
+            None => assert_eq!(reason, None, "{size}"),
+        }
+    }
 }

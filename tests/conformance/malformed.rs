@@ -25,6 +25,15 @@ fn cases(version: u8) -> Vec<Case> {
         ("1.5.4-1 a topic with a surrogate", packet(kind::PUBLISH, 0, &publish(&string([0xed, 0xbf, 0xbf])))),
         ("1.5.4-2 a topic with U+0000", packet(kind::PUBLISH, 0, &publish(&string("a\0b")))),
         ("1.5.4-2 a filter with U+0000", packet(kind::SUBSCRIBE, 2, &[vec![0, 1], none.clone(), string("a\0"), vec![0]].concat())),
+        ("1.5.4 a topic with a control character", packet(kind::PUBLISH, 0, &publish(&string("a\nb")))),
+        ("1.5.4 a topic with U+009F", packet(kind::PUBLISH, 0, &publish(&string("a\u{9f}b")))),
+        ("1.5.4 a filter with U+007F", packet(kind::SUBSCRIBE, 2, &[vec![0, 1], none.clone(), string("a\x7f"), vec![0]].concat())),
+        ("1.5.4 the same of UNSUBSCRIBE", packet(kind::UNSUBSCRIBE, 2, &[vec![0, 1], none.clone(), string("a\x7f")].concat())),
+        (
+            "3.8.3-1 a filter of ill-formed UTF-8",
+            packet(kind::SUBSCRIBE, 2, &[vec![0, 1], none.clone(), string([0xff]), vec![0]].concat()),
+        ),
+        ("3.10.3-1 the same of UNSUBSCRIBE", packet(kind::UNSUBSCRIBE, 2, &[vec![0, 1], none.clone(), string([0xff])].concat())),
         ("3.3.1-4 PUBLISH QoS 3", packet(kind::PUBLISH, 6, &publish(&[string("t"), vec![0, 1]].concat()))),
         ("3.3.1-2 DUP at QoS 0", packet(kind::PUBLISH, 8, &publish(&string("t")))),
         ("3.3.2-2 a wildcard in a topic", packet(kind::PUBLISH, 0, &publish(&string("a/+")))),
@@ -52,6 +61,19 @@ fn cases(version: u8) -> Vec<Case> {
         cases.extend([
             ("3.8.3-5 Retain Handling 3", packet(kind::SUBSCRIBE, 2, &filter(0x30))),
             ("AUTH without a method", packet(15, 0, &[])),
+            ("3.15.1-1 AUTH flags", packet(15, 1, &[])),
+            ("3.3.2-19 a content type of ill-formed UTF-8", {
+                let list = [(property::CONTENT_TYPE, Value::Text(vec![0xff]))];
+                packet(kind::PUBLISH, 0, &[string("t"), properties(&list)].concat())
+            }),
+            ("3.3.2-13 a response topic of ill-formed UTF-8", {
+                let list = [(property::RESPONSE_TOPIC, Value::Text(vec![0xff]))];
+                packet(kind::PUBLISH, 0, &[string("t"), properties(&list)].concat())
+            }),
+            (
+                "2.2.2.2 a property of another packet",
+                packet(kind::PUBACK, 0, &[vec![0, 1, 0], properties(&[two(property::TOPIC_ALIAS, 1)])].concat()),
+            ),
             ("properties beyond the packet", packet(kind::PUBLISH, 0, &[string("t"), vec![9, 1]].concat())),
             ("a property cut short", packet(kind::PUBLISH, 0, &[string("t"), vec![2, property::MESSAGE_EXPIRY, 0]].concat())),
             ("a property length of five bytes", packet(kind::PUBLISH, 0, &[string("t"), vec![0x80, 0x80, 0x80, 0x80, 1]].concat())),

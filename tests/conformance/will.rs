@@ -153,3 +153,28 @@ fn mqtt_3_1_2_5_will_properties_are_checked() {
         assert!(matches!(end.reason, None | Some(0x81 | 0x82 | 0x90)), "{list:?}: {end:?}");
     }
 }
+
+/// A DISCONNECT that the broker has not read yet when the client's next connection takes over takes the will away all the same.
+#[test]
+fn a_goodbye_just_before_a_takeover_takes_the_will_away() {
+    let broker = Broker::start();
+    let mut watcher = Client::subscribed(&broker, 5, "will", 0);
+    for round in 0..60 {
+        let connect = if round % 2 == 0 { Connect::new(5).id("hasty").resume(60) } else { Connect::new(4).id("hasty") };
+        let mut first = Client::connect(&broker, &connect.clone().will(Will::new("will", "gone")));
+        first.send(&packet(kind::PINGREQ, 0, &[]));
+        first.send(&packet(kind::DISCONNECT, 0, &[]));
+        Client::connect(&broker, &connect).disconnect();
+        first.expect_end();
+    }
+    watcher.expect_nothing();
+}
+
+#[test]
+fn mqtt_3_1_2_14_a_will_is_not_retained_unless_it_says_so() {
+    let broker = Broker::start();
+    let mut watcher = Client::subscribed(&broker, 4, "will", 0);
+    Client::connect(&broker, &Connect::new(5).will(Will::new("will", "gone"))).lose();
+    watcher.expect_message("gone");
+    Client::subscribed(&broker, 4, "will", 0).expect_nothing();
+}

@@ -486,7 +486,7 @@ fn errors_know_their_answer() {
         (E::PropertyTwice(P::TopicAlias), ReasonCode::ProtocolError, None),
         (E::PropertyValue { id: P::TopicAlias, value: 0 }, ReasonCode::TopicAliasInvalid, None),
         (E::PropertyValue { id: P::ReceiveMaximum, value: 0 }, ReasonCode::ProtocolError, None),
-        (E::TopicWildcard, ReasonCode::TopicNameInvalid, None),
+        (E::TopicWildcard, ReasonCode::MalformedPacket, None),
         (E::TooManyUserProperties(1), ReasonCode::QuotaExceeded, Some(3)),
     ] {
         assert_eq!((error.reason(), error.reason().v3_return_code()), (reason, v3), "{error}");
