@@ -41,7 +41,7 @@ pub use properties::{
     AckProperties, AuthProperties, ConnAckProperties, ConnectProperties, DisconnectProperties, PropertyId, PublishProperties,
     SubscribeProperties, SubscriptionId, SubscriptionIds, UnsubscribeProperties, UserProperties, WillProperties, check_forwardable,
 };
-pub use publish::{Publish, PublishHead, encode_publish_head, publish_len};
+pub use publish::{Publish, PublishHead, encode_publish_head};
 pub use reason::ReasonCode;
 pub use subscribe::{RetainHandling, SubAck, Subscribe, SubscribeFilter, SubscriptionOptions, UnsubAck, Unsubscribe};
 

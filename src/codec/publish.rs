@@ -116,13 +116,6 @@ impl PublishHead<'_> {
     }
 }
 
-/// Bytes of the whole packet, payload included: what a client's Maximum Packet Size is about [MQTT-3.1.2-24].
-#[must_use]
-pub fn publish_len(version: ProtocolVersion, head: &PublishHead<'_>) -> usize {
-    let remaining = head.front(version).remaining_len();
-    1 + varint_len(remaining) + remaining
-}
-
 /// Appends everything but the payload and returns where in `out` the packet identifier stands, so that a copy for another receiver needs
 /// two bytes patched only; at QoS 0 it is the end of the topic, where nothing is to be patched.
 ///

@@ -29,6 +29,9 @@ const REFUSAL_BYTES: usize = 5;
 /// The same for a user that there is not.
 const WRONG: &str = "wrong user name or password";
 
+/// Turns of the runtime that a client's older connection gets for what it has to say still.
+const PREDECESSOR_TURNS: usize = 8;
+
 /// A client that is in.
 pub(super) struct Accepted {
     pub(super) connection: Connection,
@@ -108,6 +111,7 @@ where
     let proven = guest.authenticate(&policy).await;
     let proven = proven.inspect_err(|_| router.metrics().logins_refused.add(1))?;
     let pipelined = guest.rest;
+    await_predecessor(connect.client_id, router).await;
     let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
     // The rules may have changed while the password was looked at, and those who were in by then have been judged.
     let now_in_force = terms.policy.load();
@@ -119,6 +123,18 @@ where
         });
     }
     Ok(accepted)
+}
+
+/// Lets the client's older connection, if there is one, be served first: what the client sent there before it came here is to be heard before it, be
+/// it a good-bye.
+async fn await_predecessor(client_id: &str, router: &Router) {
+    for _ in 0..PREDECESSOR_TURNS {
+        if !router.is_connected(client_id) {
+            return;
+        }
+        // Whoever can be served by now is served before this returns.
+        tokio::task::yield_now().await;
+    }
 }
 
 /// What a client has shown.

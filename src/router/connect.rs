@@ -170,6 +170,12 @@ impl Router {
         Ok(connection)
     }
 
+    /// Whether the client has a connection at present.
+    #[must_use]
+    pub fn is_connected(&self, client_id: &str) -> bool {
+        self.registry.get(client_id).is_some_and(|subscriber| subscriber.lock().connected.is_some())
+    }
+
     /// One line a second, however many do it: who fights over a name must be found by people.
     fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
         if let Some(left_out) = self.log_rate.permit("takeover", now) {
