@@ -30,6 +30,7 @@
 //! | `memory` | watches how much memory is taken | shell |
 //! | `resources` | what the system lets this process have: descriptors, memory | shell |
 //! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |
+//! | `store` | durable sessions and retained messages on disk | shell |
 //! | `listener` | accepts clients | shell |
 //! | `connection` | one client: one task, read and write | shell |
 //! | `policies` | which policy holds at which listener, read from its files | shell |
@@ -79,6 +80,8 @@ pub mod policies;
 pub mod resources;
 #[cfg(feature = "net")]
 pub mod server;
+#[cfg(feature = "net")]
+pub mod store;
 #[cfg(feature = "net")]
 pub mod sys;
 #[cfg(feature = "net")]

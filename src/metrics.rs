@@ -169,6 +169,8 @@ pub struct Metrics {
     pub dropped_retained_full: Counter,
     /// Messages refused because somebody would have had to be kept waiting without memory.
     pub refused_memory: Counter,
+    /// Messages of QoS 1 and 2 that were refused because they could not be written.
+    pub refused_store: Counter,
     /// Times that a client was not read from because of a rate.
     pub pauses_rate: Counter,
     /// The same because memory was tight.
@@ -280,6 +282,11 @@ impl Metrics {
                 "messages_refused",
                 "Messages refused because they would have had to wait without memory",
                 &self.refused_memory,
+            ),
+            counter(
+                "store_refused",
+                "Messages refused because they would have had to be kept on a disk that takes nothing",
+                &self.refused_store,
             ),
             counter("pauses", "Times that a client was read from later", &self.pauses_rate).with("reason", "rate"),
             counter("pauses", "Times that a client was read from later", &self.pauses_memory).with("reason", "memory"),

@@ -26,8 +26,9 @@ use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
-use crate::session::OutboundLimits;
+use crate::session::{Journal, OutboundLimits};
 use crate::shared::Topology;
+use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
 
 /// Connections get this long to write what waits when the broker stops.
@@ -38,6 +39,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// A broker that cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// Durable sessions.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// An MQTT address.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -117,6 +121,7 @@ pub struct Server {
 struct Parts {
     router: Arc<Router>,
     mesh: Option<MeshHandle>,
+    store: Option<Store>,
     listeners: usize,
     /// Bytes; none where it is not known.
     memory_limit: Option<u64>,
@@ -141,7 +146,16 @@ impl Server {
         };
         let policies = Policies::load(config)?;
         let logins = Arc::new(Logins::default());
-        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), None, clock::now()));
+        let opened = match config.persistence.enabled {
+            true => Some(store::Opened::open(&config.data_dir, config.persistence.sync)?),
+            false => None,
+        };
+        let journal = opened.is_some().then(Journal::new);
+        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), clock::now()));
+        let store = match (opened, journal) {
+            (Some(opened), Some(journal)) => Some(restore(&router, opened.start(journal)?)),
+            _ => None,
+        };
         let bound: Vec<_> = config.listeners.iter().map(listener::bind).collect::<Result<_, _>>()?;
         let mqtt = bound
             .iter()
@@ -150,7 +164,7 @@ impl Server {
             .collect();
         let mesh = config.mesh.as_ref().map(|mesh| start_mesh(config, mesh, credentials, &router)).transpose()?;
         let memory_limit = memory_limit(config);
-        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, listeners: bound.len(), memory_limit });
+        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 
         let (stop, stopped) = watch::channel(false);
@@ -256,6 +270,11 @@ impl Server {
         if let Some(mesh) = &self.parts.mesh {
             mesh.shutdown().await;
         }
+        let parts = Arc::clone(&self.parts);
+        let stopped = task::blocking(move || parts.store.iter().for_each(Store::stop));
+        if tokio::time::timeout(SHUTDOWN_GRACE, stopped).await.is_err() {
+            tracing::error!("the disk does not take the last changes of sessions and retained messages");
+        }
     }
 
     /// Ends without a word to anybody, as a process that is killed. Its addresses are free when this returns.
@@ -268,6 +287,7 @@ impl Server {
             // That it was cancelled is what was wanted.
             let _ = listener.await;
         }
+        self.parts.store.iter().for_each(Store::stop);
     }
 
     fn end_tasks(&self) {
@@ -305,6 +325,9 @@ impl View for Parts {
         if let Some(limit) = self.memory_limit {
             samples.push(Sample::gauge("memory_limit_bytes", "Memory that the process may take", limit as f64));
         }
+        if let Some(store) = &self.store {
+            samples.extend(store.samples());
+        }
         if let Some(replication) = self.router.mesh() {
             samples.extend(replication_samples(replication));
         }
@@ -313,6 +336,15 @@ impl View for Parts {
         }
         samples
     }
+}
+
+/// Takes in what was read, before the first client is served.
+fn restore(router: &Router, (store, restored): (Store, Restored)) -> Store {
+    let now = clock::now();
+    router.number_sessions_from(restored.last_session);
+    router.restore_retained(restored.retained);
+    restored.sessions.into_iter().for_each(|session| router.restore_session(session, now));
+    store
 }
 
 fn replication_samples(replication: &Replication) -> Vec<Sample> {

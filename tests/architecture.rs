@@ -40,6 +40,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("resources", Shell, &["limits"]),
     ("clock", Shell, &[]),
     ("task", Shell, &[]),
+    ("store", Shell, &["metrics", "config", "codec", "session", "clock", "task"]),
     (
         "connection",
         Shell,
@@ -86,6 +87,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "resources",
             "clock",
             "task",
+            "store",
             "connection",
             "policies",
             "listener",

@@ -159,6 +159,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             expires_at: expiry.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
             properties: &scratch.properties,
         };
+        if let Some(id) = publish.packet_id
+            && self.router.must_refuse(&mut self.routes, &message, &self.connection.subscriber)
+        {
+            return match self.version {
+                ProtocolVersion::V5 => self.acknowledge(publish.qos, id, ReasonCode::QuotaExceeded, scratch),
+                // As below.
+                _ => Err(Fault::Close(ReasonCode::QuotaExceeded)),
+            };
+        }
         let from = Ingress::Session(&self.connection.subscriber);
         let routed = self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now);
         match publish.packet_id {

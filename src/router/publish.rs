@@ -155,11 +155,7 @@ impl Router {
             Ingress::Session(subscriber) => Some(subscriber),
             Ingress::Broker | Ingress::Link | Ingress::System => None,
         };
-        let generation = self.generation.load(Ordering::Acquire);
-        let route = routes.route(message.topic, generation, || {
-            let chooser = Chooser { strategy: self.limits.shared, publisher, hasher: self.registry.hasher() };
-            Route::find(&self.subscriptions.read(), message.topic, &chooser)
-        });
+        let route = self.route(routes, message.topic, publisher);
         if !route.may_publish {
             self.metrics.publishes_denied.add(1);
             return Routed::NotAllowed;
@@ -202,6 +198,25 @@ impl Router {
             batch.mesh.push(mesh, &message);
         }
         if route.targets.is_empty() && route.shared.is_empty() && self.mesh().is_none() { Routed::Unmatched } else { Routed::Done }
+    }
+
+    fn route(&self, routes: &mut RouteCache, topic: &str, publisher: Option<&Subscriber>) -> Arc<Route> {
+        let generation = self.generation.load(Ordering::Acquire);
+        routes.route(topic, generation, || {
+            let chooser = Chooser { strategy: self.limits.shared, publisher, hasher: self.registry.hasher() };
+            Route::find(&self.subscriptions.read(), topic, &chooser)
+        })
+    }
+
+    /// Whether a QoS 1 or 2 message of a client must be refused, for it would have to be on disk before it is acknowledged and nothing can be written.
+    pub fn must_refuse(&self, routes: &mut RouteCache, message: &Message<'_>, publisher: &Subscriber) -> bool {
+        if message.qos == QoS::AtMostOnce || !self.journal.as_ref().is_some_and(|journal| journal.is_failing()) {
+            return false;
+        }
+        let keeps_identifier = message.qos == QoS::ExactlyOnce && publisher.lock().is_durable();
+        let must_refuse = message.retain || keeps_identifier || self.route(routes, message.topic, Some(publisher)).would_write();
+        self.metrics.refused_store.add(u64::from(must_refuse));
+        must_refuse
     }
 
     /// Ends a batch: what it published goes to the lane rings, what it wrote to the journal, then the owners of touched outboxes are woken.

@@ -114,6 +114,12 @@ impl Route {
         Self { may_publish: true, targets, shared }
     }
 
+    /// Whether a message of QoS 1 or 2 would have to be kept on disk for somebody.
+    pub(super) fn would_write(&self) -> bool {
+        let mut targets = self.targets.iter().chain(self.shared.iter().flat_map(|group| &group.members));
+        targets.any(|target| target.qos != QoS::AtMostOnce && target.subscriber.lock().is_durable())
+    }
+
     /// Whether a message would have to wait in somebody's queue.
     pub(super) fn would_queue(&self, qos: QoS, memory: Level) -> bool {
         let waits = |target: &Target| target.subscriber.lock().would_queue(qos.min(target.qos), memory);

@@ -107,7 +107,6 @@ mod kind {
 const RETAIN: u8 = 1 << 2;
 const NO_LOCAL: u8 = 1 << 2;
 const RETAIN_AS_PUBLISHED: u8 = 1 << 3;
-const EXPIRES: u8 = 1 << 3;
 const STAGE_SHIFT: u8 = 3;
 
 impl Record<'_> {

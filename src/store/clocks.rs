@@ -1,0 +1,57 @@
+//! The monotonic clock, by which the core counts, and the wall clock, by which times are written down, at one moment.
+
+use std::time::{Duration, Instant};
+
+use crate::clock;
+
+/// See the module's page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clocks {
+    pub(super) now: Instant,
+    /// Since the Unix epoch.
+    pub(super) unix: Duration,
+}
+
+impl Clocks {
+    /// At this moment.
+    pub(super) fn read() -> Self {
+        Self { now: clock::now(), unix: clock::unix_time() }
+    }
+
+    /// A moment in milliseconds since the Unix epoch.
+    pub(super) fn unix_ms(&self, at: Instant) -> u64 {
+        let unix = match at.checked_duration_since(self.now) {
+            Some(ahead) => self.unix.saturating_add(ahead),
+            None => self.unix.saturating_sub(self.now.saturating_duration_since(at)),
+        };
+        u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The moment that was written down. One that the monotonic clock cannot name is now.
+    pub(super) fn instant(&self, unix_ms: u64) -> Instant {
+        let at = Duration::from_millis(unix_ms);
+        let moment = match at.checked_sub(self.unix) {
+            Some(ahead) => self.now.checked_add(ahead),
+            None => self.now.checked_sub(self.unix.saturating_sub(at)),
+        };
+        moment.unwrap_or(self.now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_read_back_as_themselves() {
+        let clocks = Clocks { now: clock::now(), unix: Duration::from_millis(1_800_000_000_000) };
+        for (moment, unix_ms) in [
+            (clocks.now, 1_800_000_000_000),
+            (clocks.now + Duration::from_secs(60), 1_800_000_060_000),
+            (clocks.now - Duration::from_millis(1), 1_799_999_999_999),
+        ] {
+            assert_eq!((clocks.unix_ms(moment), clocks.instant(unix_ms)), (unix_ms, moment));
+        }
+        assert_eq!(clocks.instant(u64::MAX) > clocks.now, true);
+    }
+}

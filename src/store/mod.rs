@@ -1,0 +1,388 @@
+//! Durable sessions and retained messages on disk, in a log of our own below `data_dir`.
+//!
+//! One thread takes what the sessions have put into their [`Journal`], all there is at once, brings it to the disk as one commit and says so; then the
+//! acknowledgements go. While one commit is being written the next gathers: the busier the broker, the more go together. No worker of the runtime ever waits for a
+//! disk.
+//!
+//! | file | duty |
+//! |---|---|
+//! | `mirror` | what the disk is to hold, and what of it is not there yet |
+//! | `log` | segments, frames, commits |
+//! | `medium` | files, as the log needs them |
+//! | `recover` | what a start reads |
+//! | `clocks` | moments of the core's clock and of the wall clock |
+//!
+//! Invariants: what is acknowledged is in a segment with all that it needs, and on the disk if `sync` says so; a segment goes away only when nothing in it is
+//! needed; a commit counts as a whole or not at all; a disk that takes nothing loses nothing that is in memory.
+//!
+//! Why no database: see `ARCHITECTURE.md`. How records look: `session::record`.
+
+mod clocks;
+mod log;
+mod medium;
+mod mirror;
+mod recover;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use time::OffsetDateTime;
+
+pub use self::recover::Restored;
+
+use self::clocks::Clocks;
+use self::log::{Log, Present};
+use self::medium::Directory;
+use self::mirror::{Mirror, Segment, Standing};
+use self::recover::{Damage, Lost, Reading};
+use crate::config::SyncMode;
+use crate::metrics::{Counter, Sample};
+use crate::session::record::RECORD_VERSION;
+use crate::session::{Change, Journal};
+use crate::{clock, task};
+
+/// Below `data_dir`.
+const DIRECTORY: &str = "sessions";
+/// What is locked while a broker uses `data_dir`.
+const LOCK: &str = "lock";
+/// Between two tries while nothing can be written.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Between two lines of the log about it.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(60);
+/// What is written goes to the disk so often with `sync = "interval"`.
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest that the thread sleeps.
+const IDLE: Duration = Duration::from_secs(3_600);
+/// The log may hold so much more than twice what is needed.
+const SLACK_BYTES: u64 = 32 * 1024 * 1024;
+/// And so many segments, however small: each start begins one.
+const SEGMENTS_MAX: usize = 16;
+/// Of what has to be moved to the newest segment, so much goes with one commit.
+const MOVED_BYTES: u64 = 1024 * 1024;
+
+/// A store that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another broker uses the directory.
+    #[error("{}: another broker uses this data_dir; give each its own", .0.display())]
+    InUse(PathBuf),
+    /// It cannot be read, or not be written at all.
+    #[error("{path}: {source}; make data_dir readable and writable for the broker, or set persistence.enabled = false", path = .path.display())]
+    Io {
+        /// What.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A later version of this program has written it.
+    #[error(
+        "{path}: written in version {version} of its format, and this program knows {RECORD_VERSION}; use the newer program, or another \
+         data_dir",
+        path = .path.display()
+    )]
+    Newer {
+        /// Which file.
+        path: PathBuf,
+        /// Its version.
+        version: u8,
+    },
+    /// The system gives no thread.
+    #[error("no thread for the store: {0}")]
+    Thread(io::Error),
+}
+
+/// What the store has done, for `/metrics`.
+#[derive(Debug, Default)]
+struct Counters {
+    commits: Counter,
+    changes: Counter,
+    failures: Counter,
+    bytes: AtomicU64,
+    is_failing: AtomicBool,
+}
+
+/// The store's thread.
+#[derive(Debug)]
+pub struct Store {
+    journal: Arc<Journal>,
+    counters: Arc<Counters>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A store that was read and is not written yet.
+pub struct Opened {
+    writer: Writer,
+    restored: Restored,
+}
+
+impl Opened {
+    /// Locks the directory and reads what is in it.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. Damage is none: it is logged, put aside, and what is good is used.
+    pub fn open(data_dir: &Path, sync: SyncMode) -> Result<Self, StoreError> {
+        let dir = data_dir.join(DIRECTORY);
+        let io = |source| StoreError::Io { path: dir.clone(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK)).map_err(io)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse(data_dir.to_owned())),
+            Err(TryLockError::Error(source)) => return Err(io(source)),
+        }
+        let clocks = Clocks::read();
+        let started = clocks.now;
+        let mut reading = Reading::new(clocks);
+        let (present, damaged) = read_segments(&dir, &mut reading)?;
+        let (mirror, restored, lost) = reading.finish();
+        tell(&restored, &lost, &present, started);
+        let log = Log::new(Box::new(Directory(dir)), sync, present, damaged, format!("damaged-{}-", date(&clocks)));
+        let writer = Writer { mirror, log, sync, cut: None, moving: VecDeque::new(), synced_at: started, _lock: Some(lock) };
+        Ok(Self { writer, restored })
+    }
+
+    /// Starts the thread that writes down what comes into `journal`. Gives what was read.
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub fn start(self, journal: Arc<Journal>) -> Result<(Store, Restored), StoreError> {
+        let counters = Arc::new(Counters::default());
+        let mut writer = self.writer;
+        let (of_thread, counts) = (Arc::clone(&journal), Arc::clone(&counters));
+        let thread = task::thread("store", move || writer.run(&of_thread, &counts)).map_err(StoreError::Thread)?;
+        Ok((Store { journal, counters, thread: Mutex::new(Some(thread)) }, self.restored))
+    }
+}
+
+/// Reads all segments, the oldest first.
+fn read_segments(dir: &Path, reading: &mut Reading) -> Result<(BTreeMap<Segment, Present>, BTreeSet<Segment>), StoreError> {
+    let io = |source| StoreError::Io { path: dir.to_owned(), source };
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        if let Some((segment, marker)) = log::parse_name(&name) {
+            found.insert(segment, (name, marker));
+        }
+    }
+    let (mut present, mut damaged) = (BTreeMap::new(), BTreeSet::new());
+    for (segment, (name, marker)) in found {
+        let path = dir.join(&name);
+        let bytes = fs::read(&path).map_err(|source| StoreError::Io { path: path.clone(), source })?;
+        if let Some(version) = log::version_of(&bytes).filter(|version| *version > RECORD_VERSION) {
+            return Err(StoreError::Newer { path, version });
+        }
+        let Damage { bytes: lost_bytes, records, unknown, unfinished } = {
+            let damage = reading.read(segment, marker, &bytes);
+            if damage.is_some() {
+                damaged.insert(segment);
+            }
+            damage
+        };
+        let file = path.display();
+        if damaged.contains(&segment) {
+            tracing::error!(%file, lost_bytes, lost_records = records, "damaged: what is good in it is used, the file is put aside");
+        }
+        if unknown > 0 {
+            tracing::warn!(%file, unknown, "records of kinds that this version does not know are left out");
+        }
+        if unfinished > 0 {
+            tracing::debug!(%file, bytes = unfinished, "the end was being written when its broker ended, and was not acknowledged");
+        }
+        present.insert(segment, Present { name, bytes: bytes.len() as u64 });
+    }
+    Ok((present, damaged))
+}
+
+fn tell(restored: &Restored, lost: &Lost, present: &BTreeMap<Segment, Present>, started: Instant) {
+    let Lost { sessions, entries, retained } = *lost;
+    if *lost != Lost::default() {
+        tracing::error!(sessions, messages = entries, retained, "lost: of these only parts were found");
+    }
+    if !present.is_empty() {
+        let waiting = restored.sessions.iter().map(|session| session.entries.len()).sum::<usize>();
+        let took_ms = clock::now().saturating_duration_since(started).as_millis();
+        let (sessions, retained) = (restored.sessions.len(), restored.retained.len());
+        tracing::info!(sessions, waiting, retained, took_ms, "sessions and retained messages read");
+    }
+}
+
+/// For file names: by this order and without colons.
+fn date(clocks: &Clocks) -> String {
+    let seconds = i64::try_from(clocks.unix.as_secs()).unwrap_or(i64::MAX);
+    let date = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (hour, minute, second) = date.to_hms();
+    format!("{}-{:02}-{:02}T{hour:02}{minute:02}{second:02}Z", date.year(), u8::from(date.month()), date.day())
+}
+
+impl Store {
+    /// Writes what there is and ends, which takes as long as the disk does. Nothing that comes later is written.
+    pub fn stop(&self) {
+        self.journal.stop();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the store's thread panicked: this is a bug, please report it");
+        }
+    }
+
+    /// What is to be seen of it.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample> {
+        let Counters { commits, changes, failures, bytes, is_failing } = &*self.counters;
+        let waiting = self.journal.last().saturating_sub(self.journal.committed());
+        vec![
+            Sample::counter("store_commits", "Commits of durable sessions and retained messages", commits.value()),
+            Sample::counter("store_changes", "Changes of durable sessions and retained messages", changes.value()),
+            Sample::counter("store_failures", "Commits that could not be written", failures.value()),
+            Sample::gauge("store_bytes", "Bytes of the log of durable sessions on disk", bytes.load(Ordering::Relaxed) as f64),
+            Sample::gauge(
+                "store_failing",
+                "Whether nothing can be written at present",
+                f64::from(u8::from(is_failing.load(Ordering::Relaxed))),
+            ),
+            Sample::gauge("store_changes_waiting", "Changes that are not on disk yet", waiting as f64),
+        ]
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the thread owns.
+struct Writer {
+    mirror: Mirror,
+    log: Log,
+    sync: SyncMode,
+    /// Segments up to here are being emptied.
+    cut: Option<Segment>,
+    /// What stands in them.
+    moving: VecDeque<Standing>,
+    synced_at: Instant,
+    /// Released when the thread ends.
+    _lock: Option<File>,
+}
+
+impl Writer {
+    fn run(&mut self, journal: &Journal, counters: &Counters) {
+        let mut changes = Vec::new();
+        let mut complained_at: Option<Instant> = None;
+        self.clean_up();
+        loop {
+            let is_failing = counters.is_failing.load(Ordering::Relaxed);
+            if is_failing {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            let Some(number) = journal.take(&mut changes, if is_failing { Duration::ZERO } else { self.patience() }) else { break };
+            counters.changes.add(changes.len() as u64);
+            match self.commit(&mut changes) {
+                Ok(has_written) => {
+                    counters.commits.add(u64::from(has_written));
+                    if counters.is_failing.swap(false, Ordering::Relaxed) {
+                        tracing::info!("sessions and retained messages can be written again");
+                        complained_at = None;
+                    }
+                    journal.commit(number);
+                }
+                Err(error) => {
+                    counters.failures.add(1);
+                    counters.is_failing.store(true, Ordering::Relaxed);
+                    journal.fail();
+                    let now = clock::now();
+                    if complained_at.is_none_or(|at| now.saturating_duration_since(at) >= COMPLAINT_INTERVAL) {
+                        complained_at = Some(now);
+                        tracing::error!(
+                            %error,
+                            "sessions and retained messages cannot be written: acknowledgements of what should be kept wait or are \
+                             refused, all else goes on"
+                        );
+                    }
+                }
+            }
+            counters.bytes.store(self.log.bytes(), Ordering::Relaxed);
+        }
+        if self.mirror.is_dirty() {
+            tracing::error!("the last changes of sessions and retained messages could not be written");
+        }
+        if let Err(error) = self.log.sync_now() {
+            tracing::error!(%error, "the last changes of sessions and retained messages may not be on the disk");
+        }
+    }
+
+    /// How long there is nothing to do if nothing comes.
+    fn patience(&self) -> Duration {
+        if self.cut.is_some() || self.mirror.is_dirty() {
+            return Duration::ZERO;
+        }
+        match self.sync == SyncMode::Interval && self.log.is_unsynced() {
+            true => SYNC_INTERVAL,
+            false => IDLE,
+        }
+    }
+
+    /// Takes in the changes and writes all that is to be written. Says whether there was anything.
+    fn commit(&mut self, changes: &mut Vec<Change>) -> io::Result<bool> {
+        changes.drain(..).for_each(|change| self.mirror.apply(change));
+        let now = clock::now();
+        if self.sync == SyncMode::Interval && now.saturating_duration_since(self.synced_at) >= SYNC_INTERVAL {
+            self.synced_at = now;
+            self.log.sync_now()?;
+        }
+        self.move_some();
+        let is_dirty = self.mirror.is_dirty();
+        if is_dirty {
+            let was_sealed = self.log.is_sealed();
+            let (mirror, clocks) = (&self.mirror, Clocks::read());
+            let segment = self.log.commit(|commit| mirror.write(commit, &clocks))?;
+            self.mirror.written(segment);
+            if was_sealed && self.cut.is_none() {
+                self.clean_up();
+            }
+        }
+        if self.moving.is_empty()
+            && let Some(cut) = self.cut.take()
+        {
+            self.log.drop_up_to(cut).inspect_err(|_| self.cut = Some(cut))?;
+            self.clean_up();
+        }
+        Ok(is_dirty)
+    }
+
+    /// Makes dirty what is to be moved next.
+    fn move_some(&mut self) {
+        let Some(cut) = self.cut else { return };
+        let mut bytes = 0;
+        while bytes < MOVED_BYTES
+            && let Some(standing) = self.moving.pop_front()
+        {
+            bytes += self.mirror.renew(standing, cut);
+        }
+    }
+
+    /// Decides whether old segments are to be emptied, and begins with it: damaged ones at once, else the oldest where the log is more than twice as large as it
+    /// need be, or in many pieces.
+    fn clean_up(&mut self) {
+        let Some(oldest) = self.log.oldest() else { return };
+        let cut = match (self.log.newest_damaged(), self.log.newest_sealed()) {
+            (Some(damaged), _) => damaged,
+            (None, Some(sealed)) if self.log.segments() > SEGMENTS_MAX => sealed,
+            (None, Some(sealed)) if sealed >= oldest && self.log.bytes() > 2 * self.mirror.live_bytes() + SLACK_BYTES => oldest,
+            _ => return,
+        };
+        self.moving = self.mirror.standing(cut).into();
+        self.cut = Some(cut);
+    }
+}
