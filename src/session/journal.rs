@@ -356,3 +356,90 @@ impl Later {
         changes.reverse();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn ended(number: u64) -> Change {
+        Change::Ended(SubscriberId(number))
+    }
+
+    #[test]
+    fn a_batch_is_one_piece_and_its_ticket_knows_its_number() {
+        let journal = Journal::new();
+        let mut writes = Writes::default();
+        let ticket = writes.ticket();
+        writes.push(ended(1));
+        assert_eq!(journal.awaited(&ticket), Some(1), "one of those to come");
+        assert_eq!(journal.push(ended(2)), 1);
+        assert_eq!(journal.awaited(&ticket), Some(2));
+        writes.push(ended(3));
+        journal.append(&mut writes);
+        assert_eq!((writes.take_number(), writes.take_number()), (3, 0));
+        assert_eq!(journal.awaited(&ticket), Some(3));
+        let mut taken = Vec::new();
+        assert_eq!(journal.take(&mut taken, Duration::ZERO), Some(3));
+        let order: Vec<_> = taken.iter().filter_map(Change::session).map(|session| session.0).collect();
+        assert_eq!(order, [2, 1, 3]);
+        journal.commit(3);
+        assert_eq!(journal.awaited(&ticket), None);
+        journal.stop();
+        assert_eq!(journal.take(&mut taken, Duration::from_secs(60)), None);
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_its_own_number_or_by_failure() {
+        let (journal, count) = (Journal::new(), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let woken = || count.0.load(Ordering::Relaxed);
+        let (mut first, mut second, mut gone) = (journal.waiter(), journal.waiter(), journal.waiter());
+        assert!(first.poll(1, &mut context).is_pending() && first.poll(2, &mut context).is_pending());
+        assert!(second.poll(3, &mut context).is_pending() && gone.poll(1, &mut context).is_pending());
+        drop(gone);
+        journal.commit(1);
+        assert_eq!(woken(), 0, "the first waits for another number by now, the last is gone");
+        journal.commit(2);
+        assert_eq!(woken(), 1);
+        assert!(first.poll(2, &mut context).is_ready() && second.poll(3, &mut context).is_pending());
+        journal.fail();
+        assert!(journal.is_failing() && woken() == 2);
+        assert!(second.poll(3, &mut context).is_pending());
+        journal.fail();
+        assert_eq!(woken(), 2, "told once");
+        journal.commit(3);
+        assert!(!journal.is_failing() && woken() == 3);
+    }
+
+    #[test]
+    fn a_store_that_sleeps_is_woken_at_the_end_of_a_batch() {
+        let journal = Journal::new();
+        std::thread::scope(|scope| {
+            let taker = scope.spawn(|| {
+                let mut taken = Vec::new();
+                while taken.len() < 2_000 {
+                    journal.take(&mut taken, Duration::from_secs(60)).unwrap();
+                }
+            });
+            for number in 0..1_000 {
+                journal.push(ended(number));
+                journal.push(ended(number));
+                journal.kick();
+            }
+            taker.join().unwrap();
+        });
+    }
+}

@@ -80,6 +80,8 @@ pub(super) struct Log {
     damaged: BTreeSet<Segment>,
     /// What the name of a file put aside begins with.
     aside: String,
+    /// See [`SEGMENT_BYTES`].
+    pub(super) segment_bytes: u64,
     /// The highest number that was given out.
     last: Segment,
     current: Option<Current>,
@@ -106,7 +108,7 @@ impl Log {
         aside: String,
     ) -> Self {
         let last = present.keys().next_back().copied().unwrap_or(0);
-        Self { medium, sync, present, damaged, aside, last, current: None, is_unsynced: false }
+        Self { medium, sync, present, damaged, aside, segment_bytes: SEGMENT_BYTES, last, current: None, is_unsynced: false }
     }
 
     /// Bytes of all segments.
@@ -137,7 +139,7 @@ impl Log {
 
     /// Whether the next commit begins a segment.
     pub(super) fn is_sealed(&self) -> bool {
-        self.current.as_ref().is_none_or(|current| current.good >= SEGMENT_BYTES)
+        self.current.as_ref().is_none_or(|current| current.good >= self.segment_bytes)
     }
 
     /// Writes one commit: `write` puts its records. Returns its segment.

@@ -147,7 +147,7 @@ impl Opened {
         let (mirror, restored, lost) = reading.finish();
         tell(&restored, &lost, &present, started);
         let log = Log::new(Box::new(Directory(dir)), sync, present, damaged, format!("damaged-{}-", date(&clocks)));
-        let writer = Writer { mirror, log, sync, cut: None, moving: VecDeque::new(), synced_at: started, _lock: Some(lock) };
+        let writer = Writer { lock: Some(lock), ..Writer::new(mirror, log, sync, started) };
         Ok(Self { writer, restored })
     }
 
@@ -272,11 +272,19 @@ struct Writer {
     /// What stands in them.
     moving: VecDeque<Standing>,
     synced_at: Instant,
-    /// Released when the thread ends.
-    _lock: Option<File>,
+    /// See [`SLACK_BYTES`].
+    slack_bytes: u64,
+    /// Released with all this, when the thread ends.
+    #[expect(dead_code, reason = "it is held, not looked at")]
+    lock: Option<File>,
 }
 
 impl Writer {
+    fn new(mirror: Mirror, log: Log, sync: SyncMode, now: Instant) -> Self {
+        let moving = VecDeque::new();
+        Self { mirror, log, sync, cut: None, moving, synced_at: now, slack_bytes: SLACK_BYTES, lock: None }
+    }
+
     fn run(&mut self, journal: &Journal, counters: &Counters) {
         let mut changes = Vec::new();
         let mut complained_at: Option<Instant> = None;
@@ -379,7 +387,9 @@ impl Writer {
         let cut = match (self.log.newest_damaged(), self.log.newest_sealed()) {
             (Some(damaged), _) => damaged,
             (None, Some(sealed)) if self.log.segments() > SEGMENTS_MAX => sealed,
-            (None, Some(sealed)) if sealed >= oldest && self.log.bytes() > 2 * self.mirror.live_bytes() + SLACK_BYTES => oldest,
+            (None, Some(sealed)) if sealed >= oldest && self.log.bytes() > 2 * self.mirror.live_bytes() + self.slack_bytes => {
+                oldest
+            }
             _ => return,
         };
         self.moving = self.mirror.standing(cut).into();

@@ -16,8 +16,10 @@ mod broker;
 #[expect(dead_code, reason = "shared with the conformance tests, which use all of it")]
 mod client;
 mod commands;
+mod crash;
 mod demo;
 mod discovery;
+mod durable;
 mod foreign;
 mod healing;
 mod mesh;
