@@ -19,6 +19,8 @@
 //! | [`topic`] | topic names, filters, the subscription trie | core |
 //! | [`auth`] | who may come in, and what a client may say and hear | core |
 //! | [`session`] | one client's state and its outbox | core |
+//! | [`proxy`] | the PROXY protocol's header | core |
+//! | [`websocket`] | the opening handshake and the frames of WebSocket | core |
 //! | [`router`] | who gets a message: registry, subscriptions, retained | core |
 //! | [`stp`] | the spanning tree as a pure state machine | core |
 //! | [`link`] | whether one link lives, and what it costs | core |
@@ -31,7 +33,8 @@
 //! | `resources` | what the system lets this process have: descriptors, memory | shell |
 //! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |
 //! | `store` | durable sessions and retained messages on disk | shell |
-//! | `listener` | accepts clients | shell |
+//! | `crl` | certificate revocation lists, read | shell |
+//! | `listener` | accepts clients: sockets, PROXY header, TLS, WebSocket, QUIC | shell |
 //! | `connection` | one client: one task, read and write | shell |
 //! | `policies` | which policy holds at which listener, read from its files | shell |
 //! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
@@ -53,12 +56,14 @@ pub mod metrics;
 pub mod neighbours;
 pub mod pace;
 pub mod pressure;
+pub mod proxy;
 pub mod replication;
 pub mod router;
 pub mod session;
 pub mod shared;
 pub mod stp;
 pub mod topic;
+pub mod websocket;
 
 #[cfg(feature = "net")]
 pub mod admin;
@@ -68,6 +73,8 @@ pub mod cli;
 pub mod clock;
 #[cfg(feature = "net")]
 pub mod connection;
+#[cfg(feature = "net")]
+pub mod crl;
 #[cfg(feature = "net")]
 pub mod listener;
 #[cfg(feature = "net")]

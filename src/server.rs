@@ -19,7 +19,7 @@ use crate::config::{Bind, Config, Listener, Mesh, QueueDrop};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId};
 use crate::limits;
-use crate::listener::{self, ConnectionLimits, Handshakes, ListenError};
+use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
 use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
@@ -85,6 +85,9 @@ pub enum ReloadError {
     /// The files of `[auth]` and of listeners.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The certificates of listeners.
+    #[error(transparent)]
+    Certificates(#[from] listener::TlsError),
 }
 
 /// Where a broker can be reached; what `--ready-file` holds.
@@ -108,6 +111,7 @@ pub struct Server {
     config: Config,
     addresses: Addresses,
     policies: Policies,
+    doors: Vec<Arc<Door>>,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
     timer: JoinHandle<()>,
@@ -156,12 +160,14 @@ impl Server {
             (Some(opened), Some(journal)) => Some(restore(&router, opened.start(journal)?)),
             _ => None,
         };
-        let bound: Vec<_> = config.listeners.iter().map(listener::bind).collect::<Result<_, _>>()?;
-        let mqtt = bound
+        let bound: Vec<_> = config
+            .listeners
             .iter()
-            .zip(&config.listeners)
-            .map(|(bound, one)| bound.local_addr().map_or_else(|_| one.bind.clone(), Bind::from))
-            .collect();
+            .enumerate()
+            .map(|(index, one)| listener::Listener::open(index, one))
+            .collect::<Result<_, _>>()?;
+        let mqtt = bound.iter().map(|bound| bound.address().clone()).collect();
+        let doors = bound.iter().map(listener::Listener::door).collect();
         let mesh = config.mesh.as_ref().map(|mesh| start_mesh(config, mesh, credentials, &router)).transpose()?;
         let memory_limit = memory_limit(config);
         let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, listeners: bound.len(), memory_limit });
@@ -182,7 +188,7 @@ impl Server {
                     handshakes: handshakes.clone(),
                 };
                 let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins)));
-                task::spawn("listener", listener::run(bound, Arc::clone(&router), terms, connections, stopped.clone()))
+                task::spawn("listener", bound.run(Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
         let memory = memory_limit.map(|limit| task::spawn("memory", memory::watch(Arc::clone(&router), limit)));
@@ -197,12 +203,12 @@ impl Server {
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, config: config.clone(), addresses, policies, stop, listeners, timer, memory, sys, _admin: admin })
+        Ok(Self { parts, config: config.clone(), addresses, policies, doors, stop, listeners, timer, memory, sys, _admin: admin })
     }
 
-    /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]`, the users and rules of `[auth]` and of
+    /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]` and of listeners, the users and rules of `[auth]` and of
     /// listeners, read anew even where their names are the same, and how peers are found. No client and no link is lost by it, but for links
-    /// whose peers are no longer admitted and clients whose user is gone or has another password. Returns the keys, dotted, that have changed
+    /// whose peers are no longer admitted and clients whose certificate is no longer good or whose user is gone or has another password. Returns the keys, dotted, that have changed
     /// and need a restart.
     ///
     /// # Errors
@@ -211,13 +217,19 @@ impl Server {
         let same_addresses = self.config.listeners.iter().map(|one| &one.bind).eq(config.listeners.iter().map(|one| &one.bind));
         let mut running = self.config.clone();
         if same_addresses {
-            running.listeners.iter_mut().zip(&config.listeners).for_each(|(running, new)| running.take_auth_of(new));
+            for (running, new) in running.listeners.iter_mut().zip(&config.listeners) {
+                running.take_auth_of(new);
+                running.take_certificates_of(new);
+            }
         }
+        let renewals: Vec<_> =
+            self.doors.iter().zip(&running.listeners).map(|(door, one)| door.read_anew(one)).collect::<Result<_, _>>()?;
         let policies = Policies::read_anew(config, &running.listeners)?;
         if let (Some(handle), Some(new)) = (&self.parts.mesh, &config.mesh) {
             handle.reload(Credentials::load(new)?)?;
             handle.reconfigure(new.peers.clone(), new.discovery.clone());
         }
+        self.doors.iter().zip(renewals).for_each(|(door, renewal)| door.renew(renewal));
         self.policies.replace(policies);
         let (mut batch, now) = (Batch::default(), clock::now());
         self.parts.router.judge_anew(&mut batch, |access| self.policies.judge(access), now);

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::output::print;
 use crate::clock;
-use crate::mesh::crl::{self, RevocationList, Serial};
+use crate::crl::{self, RevocationList, Serial};
 use crate::mesh::pki::{self, AUTHORITY_DAYS_DEFAULT, Authority, BROKER_DAYS_DEFAULT, Replacement, Summary, Validity};
 
 #[derive(Debug, Subcommand)]

@@ -10,6 +10,7 @@ use super::{log, settings::Settings};
 use crate::admin;
 use crate::clock;
 use crate::config::Config;
+use crate::listener;
 use crate::mesh::{MeshConfig, tls::Credentials};
 use crate::policies::Policies;
 
@@ -55,15 +56,22 @@ fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether `[mesh]`, if there is one, can start with the files that it names; and what is wrong with them all the same.
+/// Whether listeners and `[mesh]` can start with the certificates that they name; and what is wrong with these all the same.
 fn check_certificates(config: &Config) -> anyhow::Result<Vec<String>> {
-    let Some(mesh) = &config.mesh else { return Ok(Vec::new()) };
+    let mut warnings = Vec::new();
+    for (index, listener) in config.listeners.iter().enumerate() {
+        if let Some(tls) = &listener.tls {
+            let credentials = listener::Credentials::load(index, tls, listener.protocol)?;
+            warnings.extend(credentials.warnings().into_iter().map(|warning| format!("listener.{index}.tls: {warning}")));
+        }
+    }
+    let Some(mesh) = &config.mesh else { return Ok(warnings) };
     let credentials = Credentials::load(mesh)?;
     let now = clock::unix_time();
     let objection = credentials.objection(now);
     let objection = objection.map(|objection| format!("mesh.certfile: {objection}; no peer will link with this broker"));
     let lists = credentials.list_warnings(now).into_iter().map(|warning| format!("mesh.crlfile: {warning}"));
-    let warnings = objection.into_iter().chain(lists).collect();
+    warnings.extend(objection.into_iter().chain(lists));
     MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials }.identity()?;
     Ok(warnings)
 }

@@ -217,6 +217,13 @@ impl Default for Listener {
 }
 
 impl Listener {
+    /// Takes over the files that another has its certificates in, and what their names are good for. Whether TLS is spoken stays as it is.
+    pub fn take_certificates_of(&mut self, other: &Self) {
+        if let (Some(tls), Some(other)) = (&mut self.tls, &other.tls) {
+            tls.clone_from(other);
+        }
+    }
+
     /// Takes over what another says of who may come in and what clients may do.
     pub fn take_auth_of(&mut self, other: &Self) {
         self.allow_anonymous = other.allow_anonymous;

@@ -40,7 +40,7 @@ use crate::codec::{self, DecodeError, Disconnect, DisconnectProperties, Packet, 
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
 use crate::pressure::Level;
 use crate::router::{Connection, Farewell, RouteCache, Router};
-use crate::session::{NextToSend, OutOfOrder, SessionExpiry, Waiter};
+use crate::session::{NextToSend, OutOfOrder, SessionExpiry, Subscriber, Waiter};
 
 /// Reads that one poll makes before it lets other tasks run.
 const READS_PER_POLL: usize = 2;
@@ -257,6 +257,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             };
         }
         self
+    }
+
+    /// What ends it from outside.
+    #[must_use]
+    pub fn closer(&self) -> Closer {
+        Closer { subscriber: Arc::clone(&self.connection.subscriber), epoch: self.connection.epoch }
     }
 
     /// Serves the client until one side ends the connection.
@@ -648,6 +654,32 @@ impl<S> Client<S> {
             self.router.disconnect(batch, &self.connection, farewell, expiry, now);
             self.router.finish(batch, now);
         });
+    }
+}
+
+/// Ends one client's connection from outside.
+#[derive(Debug)]
+pub struct Closer {
+    subscriber: Arc<Subscriber>,
+    epoch: u64,
+}
+
+impl Closer {
+    /// Whose connection it is.
+    #[must_use]
+    pub fn client_id(&self) -> &str {
+        &self.subscriber.client_id
+    }
+
+    /// Ends it after what waits is written; an MQTT 5 client is told `reason`. A later connection of the session is not touched.
+    pub fn close(&self, reason: ReasonCode) {
+        let owner = {
+            let mut state = self.subscriber.lock();
+            if state.epoch == self.epoch { state.close(reason) } else { None }
+        };
+        if let Some(owner) = owner {
+            owner.wake();
+        }
     }
 }
 

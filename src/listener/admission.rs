@@ -34,6 +34,13 @@ pub(super) struct Handshake {
     _place: Option<OwnedSemaphorePermit>,
 }
 
+impl Handshake {
+    /// Whether there are so many that they get less time than usual.
+    pub(super) fn is_busy(&self) -> bool {
+        self.patience < CONNECT_TIMEOUT
+    }
+}
+
 impl Drop for Handshake {
     fn drop(&mut self) {
         self.router.metrics().handshakes.change(-1);

@@ -48,7 +48,6 @@ mod connect;
 mod control;
 mod counters;
 mod credit;
-pub mod crl;
 mod discovery;
 mod driver;
 mod endpoint;

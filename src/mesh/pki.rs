@@ -21,9 +21,9 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{ExtendedKeyUsage, GeneralName, ParsedExtension};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Name};
 
-use super::crl::{CrlError, RevocationList, Serial, since_epoch};
 use super::identity::{DIAL_NAME, Identity, IdentityError, check_name};
 use crate::clock;
+use crate::crl::{CrlError, RevocationList, Serial, since_epoch};
 
 /// Days that an authority lasts unless asked otherwise.
 pub const AUTHORITY_DAYS_DEFAULT: u32 = 3_650;
@@ -348,10 +348,10 @@ impl Authority {
         let mut revoked = present.map(|list| list.revoked.clone()).unwrap_or_default();
         for serial in more {
             if revoked.iter().all(|one| one.serial != *serial) {
-                revoked.push(super::crl::Revoked { serial: serial.clone(), at: clock::unix_time() });
+                revoked.push(crate::crl::Revoked { serial: serial.clone(), at: clock::unix_time() });
             }
         }
-        let entry = |one: &super::crl::Revoked| {
+        let entry = |one: &crate::crl::Revoked| {
             Ok(RevokedCertParams {
                 serial_number: SerialNumber::from_slice(&one.serial.to_bytes()),
                 revocation_time: date(one.at)?,
@@ -747,7 +747,7 @@ mod tests {
             assert!(super::super::tls::Credentials::of_authority(signer, &pem).unwrap().objection(clock::unix_time()).is_none());
         }
         let list = authority.revocation_list(None, &[old.serial], Validity::days(1)).unwrap();
-        let list = super::super::crl::read(&list).unwrap().remove(0);
+        let list = crate::crl::read(&list).unwrap().remove(0);
         let renew = |signer: &Authority| signer.renew(&pair.certificate, None, Some(&list), Validity::days(1));
         assert!(matches!(renew(&authority), Err(PkiError::Revoked(_))));
         assert!(renew(&next).is_ok(), "numbers of another authority are others");
@@ -763,12 +763,12 @@ mod tests {
         let issuer = Issuer::from_ca_cert_der(&der, KeyPair::generate().unwrap()).unwrap();
         let impostor = Authority { certificate: authority.certificate.clone(), issuer };
         let forged = impostor.revocation_list(None, &[], Validity::days(1)).unwrap();
-        let forged = super::super::crl::read(&forged).unwrap().remove(0);
+        let forged = crate::crl::read(&forged).unwrap().remove(0);
         assert!(matches!(forged.is_of(std::slice::from_ref(&der)), Err(CrlError::Forged(_))));
         let next = authority.revocation_list(Some(&forged), &[], Validity::days(1));
         assert!(matches!(next, Err(PkiError::Crl(CrlError::Forged(_)))));
         let other = Authority::create("factory", Validity::days(10)).unwrap();
-        let theirs = super::super::crl::read(&other.revocation_list(None, &[], Validity::days(1)).unwrap()).unwrap().remove(0);
+        let theirs = crate::crl::read(&other.revocation_list(None, &[], Validity::days(1)).unwrap()).unwrap().remove(0);
         assert_eq!(theirs.is_of(std::slice::from_ref(&der)), Ok(false));
         let next = authority.revocation_list(Some(&theirs), &[], Validity::days(1));
         assert!(matches!(next, Err(PkiError::OtherIssuer { .. })));

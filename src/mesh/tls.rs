@@ -23,10 +23,10 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, RootCertStore};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::crl::{self, CrlError, RevocationList};
 use super::identity::{DIAL_NAME, Identity, IdentityError};
 use super::pki::{Authority, PemPair, Validity};
 use crate::config::Mesh;
+use crate::crl::{self, CrlError, RevocationList};
 
 /// Which of a link's two connections one is. Each has an ALPN protocol of its own (RFC 7301): a peer of another protocol is refused in the TLS
 /// handshake.
@@ -319,7 +319,7 @@ pub(super) fn validity(chain: &[CertificateDer<'_>]) -> Validity {
 
 type Verifiers = (Arc<dyn ClientCertVerifier>, Arc<WebPkiServerVerifier>);
 
-/// Who judges verifier, and who judges those whom we dial. On which no list says anything passes: see [`super::crl`].
+/// Who judges verifier, and who judges those whom we dial. On which no list says anything passes: see [`crate::crl`].
 fn verifiers(
     roots: RootCertStore,
     lists: &[(RevocationList, bool)],

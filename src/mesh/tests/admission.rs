@@ -3,9 +3,9 @@
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::super::crl::Serial;
 use super::super::pki::PemPair;
 use super::*;
+use crate::crl::Serial;
 use crate::metrics::Value;
 
 /// A broker that trusts, shows and lists what is told.

@@ -1,5 +1,5 @@
-//! Certificate revocation lists (RFC 5280 section 5), read: which authority takes back which certificates. Made by [`super::pki`], enforced
-//! by webpki in every handshake and by [`super::tls::Credentials::verify`].
+//! Certificate revocation lists (RFC 5280 section 5), read: which authority takes back which certificates. Those of a mesh are made by
+//! `mesh::pki`; all are enforced by webpki in every handshake, and once more at reloads.
 //!
 //! Invariants: a list that webpki could not use (forged, or of an authority that may not sign lists) is refused when it is read, because
 //! webpki would refuse every peer for it. Of one issuer the newest list comes first: webpki takes the first that fits.
@@ -141,7 +141,7 @@ impl RevocationList {
     }
 
     /// As it is handed to webpki.
-    pub(super) fn der(&self) -> CertificateRevocationListDer<'static> {
+    pub(crate) fn der(&self) -> CertificateRevocationListDer<'static> {
         self.der.clone()
     }
 
@@ -176,7 +176,7 @@ impl RevocationList {
 }
 
 /// Seconds only; what lies before the epoch is the epoch.
-pub(super) fn since_epoch(at: ASN1Time) -> Duration {
+pub(crate) fn since_epoch(at: ASN1Time) -> Duration {
     Duration::from_secs(u64::try_from(at.timestamp()).unwrap_or(0))
 }
 

@@ -1,0 +1,238 @@
+//! The way in: what one connection goes through in its own task, from the accept to its session, and who it turns out to be.
+
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::admission::Handshake;
+use super::door::{Door, Shown};
+use super::open::Open;
+use super::tls::Credentials;
+use super::websocket::{self, UpgradeError};
+use crate::clock;
+use crate::connection::{self, Address, Client, Peer, Terms, Transport};
+use crate::proxy::{self, Header, Progress, ProxyError, Version};
+use crate::router::Router;
+
+/// Why a connection got no session. Who spoke MQTT already was told by `connection`, which has counted it.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("no whole CONNECT within {0:?}")]
+    TooSlow(Duration),
+    #[error("the broker stops")]
+    Stopping,
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
+    #[error("closed before its handshake was done: {0}")]
+    Io(#[from] io::Error),
+    #[error("TLS: {0}")]
+    Tls(io::Error),
+    #[error("QUIC: {0}")]
+    Quic(#[from] quinn::ConnectionError),
+    #[error("the client's certificate has nothing that a user name could be")]
+    Nameless,
+    #[error(transparent)]
+    WebSocket(#[from] UpgradeError),
+    #[error("refused with CONNACK")]
+    Told,
+}
+
+/// A client that is through, with what it has shown.
+type Entered<S> = (Client<S>, Option<Shown>);
+
+/// One connection that was accepted.
+pub(super) struct Entry {
+    pub(super) door: Arc<Door>,
+    pub(super) router: Arc<Router>,
+    pub(super) terms: Arc<Terms>,
+    pub(super) open: Open,
+    pub(super) handshake: Handshake,
+    pub(super) stop: watch::Receiver<bool>,
+}
+
+impl Entry {
+    /// Goes `way` in the time that it may take. Its memory is given back afterwards: it is longer than all that follows.
+    async fn within<T>(&self, way: impl Future<Output = Result<T, Refused>>) -> Result<T, Refused> {
+        let patience = self.handshake.patience;
+        let mut stop = self.stop.clone();
+        let mut way = Box::pin(tokio::time::timeout(patience, way));
+        tokio::select! {
+            biased;
+            done = &mut way => done.unwrap_or(Err(Refused::TooSlow(patience))),
+            _ = stop.wait_for(|stop| *stop) => Err(Refused::Stopping),
+        }
+    }
+
+    /// MQTT as it is.
+    pub(super) async fn plain<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
+        let entered = self.within(async {
+            let peer = self.peer(&mut stream, from, Transport::Plain).await?;
+            self.admit(stream, peer, None).await
+        });
+        let entered = entered.await;
+        self.serve(from, entered).await;
+    }
+
+    /// MQTT over TLS.
+    pub(super) async fn tls<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
+        let entered = self.within(async {
+            let mut peer = self.peer(&mut stream, from, Transport::Tls).await?;
+            let (stream, shown) = self.secure(stream, &mut peer).await?;
+            self.admit(stream, peer, shown).await
+        });
+        let entered = entered.await;
+        self.serve(from, entered).await;
+    }
+
+    /// MQTT over WebSocket.
+    pub(super) async fn websocket<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
+        let entered = self.within(async {
+            let peer = self.peer(&mut stream, from, Transport::WebSocket).await?;
+            let stream = websocket::accept(stream, &self.door.websocket).await?;
+            self.admit(stream, peer, None).await
+        });
+        let entered = entered.await;
+        self.serve(from, entered).await;
+    }
+
+    /// MQTT over WebSocket over TLS.
+    pub(super) async fn secure_websocket<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
+        let entered = self.within(async {
+            let mut peer = self.peer(&mut stream, from, Transport::SecureWebSocket).await?;
+            let (stream, shown) = self.secure(stream, &mut peer).await?;
+            let stream = websocket::accept(stream, &self.door.websocket).await?;
+            self.admit(stream, peer, shown).await
+        });
+        let entered = entered.await;
+        self.serve(from, entered).await;
+    }
+
+    /// MQTT over the first bidirectional stream that the client opens; there is no other.
+    pub(super) async fn quic(self, incoming: quinn::Incoming) {
+        let from = incoming.remote_address().into();
+        let entered = self.within(async {
+            let credentials = self.door.credentials();
+            let connection = incoming.accept()?.await?;
+            let mut peer = Peer { address: from, proxy: None, transport: Transport::Quic, identity: None };
+            let chain = connection.peer_identity().and_then(chain_of_identity);
+            let shown = match (credentials, chain) {
+                (Some(credentials), Some(chain)) => Some(identify(&mut peer, credentials, chain)?),
+                _ => None,
+            };
+            let (sending, receiving) = connection.accept_bi().await?;
+            let entered = self.admit(tokio::io::join(receiving, sending), peer, shown).await?;
+            // It ends with its last handle, and takes with it what is not yet delivered.
+            Ok((entered, connection))
+        });
+        match entered.await {
+            Ok((entered, connection)) => {
+                self.serve(from, Ok(entered)).await;
+                drop(connection);
+            }
+            Err(refused) => self.refuse(from, &refused),
+        }
+    }
+
+    /// Who is at the other end of `stream`, as far as addresses tell. Reads the PROXY header where one is to come.
+    async fn peer<S: AsyncRead + Unpin>(&self, stream: &mut S, from: Address, transport: Transport) -> Result<Peer, Refused> {
+        let mut peer = Peer { address: from, proxy: None, transport, identity: None };
+        if let Some(version) = self.door.proxy {
+            let Header { source, common_name } = read_header(stream, version).await?;
+            if let Some(source) = source {
+                peer.address = source.into();
+                peer.proxy = from.ip();
+            }
+            peer.identity = common_name.filter(|_| self.door.takes_proxy_identity).map(Arc::from);
+        }
+        Ok(peer)
+    }
+
+    /// Speaks TLS on `stream`.
+    async fn secure<S>(&self, stream: S, peer: &mut Peer) -> Result<(TlsStream<S>, Option<Shown>), Refused>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Some(credentials) = self.door.credentials() else { return Err(Refused::Io(io::ErrorKind::Unsupported.into())) };
+        let stream = TlsAcceptor::from(credentials.server()).accept(stream).await.map_err(Refused::Tls)?;
+        let chain = stream.get_ref().1.peer_certificates().map(|chain| chain.iter().map(|one| one.clone().into_owned()).collect());
+        let shown = chain.map(|chain| identify(peer, credentials, chain)).transpose()?;
+        Ok((stream, shown))
+    }
+
+    /// Reads the CONNECT.
+    async fn admit<S>(&self, stream: S, peer: Peer, shown: Option<Shown>) -> Result<Entered<S>, Refused>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
+    {
+        let client = connection::admit(stream, peer, Arc::clone(&self.router), Arc::clone(&self.terms)).await;
+        client.map(|client| (client, shown)).ok_or(Refused::Told)
+    }
+
+    async fn serve<S>(self, from: Address, entered: Result<Entered<S>, Refused>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
+    {
+        match entered {
+            Ok((client, shown)) => {
+                let remembered = shown.map(|shown| self.door.remember(shown, client.closer()));
+                let Self { open, handshake, .. } = self;
+                drop(handshake);
+                client.serve().await;
+                drop((remembered, open));
+            }
+            Err(refused) => self.refuse(from, &refused),
+        }
+    }
+
+    fn refuse(&self, from: Address, refused: &Refused) {
+        if matches!(refused, Refused::Told) {
+            return;
+        }
+        self.router.metrics().connections_refused.add(1);
+        // A proxy that is set up wrongly is worth a line; what strangers do is not.
+        if matches!(refused, Refused::Proxy(_)) {
+            if let Some(left_out) = self.door.log_rate.permit("proxy", clock::now()) {
+                tracing::warn!(listener = %self.door.bind, %from, reason = %refused, left_out, "connection refused");
+            }
+        } else {
+            tracing::debug!(listener = %self.door.bind, %from, reason = %refused, "connection refused");
+        }
+    }
+}
+
+/// Takes the user name from the client's certificate, where the listener has it so.
+fn identify(peer: &mut Peer, credentials: Arc<Credentials>, chain: Vec<CertificateDer<'static>>) -> Result<Shown, Refused> {
+    if credentials.names_users() {
+        let name = chain.first().and_then(|first| credentials.user_name(first));
+        peer.identity = Some(name.ok_or(Refused::Nameless)?);
+    }
+    Ok(Shown { chain, credentials })
+}
+
+fn chain_of_identity(identity: Box<dyn Any>) -> Option<Vec<CertificateDer<'static>>> {
+    identity.downcast().ok().map(|chain| *chain)
+}
+
+/// Reads a PROXY header and not a byte more.
+async fn read_header<S: AsyncRead + Unpin>(stream: &mut S, version: Version) -> Result<Header, Refused> {
+    let mut bytes = Vec::new();
+    let mut piece = [0; proxy::HEADER_BYTES_MAX];
+    loop {
+        let more = match proxy::decode(&bytes, version)? {
+            Progress::Whole(header, _) => return Ok(header),
+            Progress::More(more) => more.min(piece.len()),
+        };
+        let count = stream.read(piece.get_mut(..more).unwrap_or_default()).await?;
+        if count == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        bytes.extend_from_slice(piece.get(..count).unwrap_or_default());
+    }
+}
