@@ -1,7 +1,7 @@
 //! A client that says what it is told to say and looks closely at the answer.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -132,14 +132,24 @@ pub struct Client {
 impl Client {
     /// A connection on which nothing has been said.
     pub fn open(broker: &Broker, version: u8) -> Self {
-        let stream = TcpStream::connect(broker.address()).unwrap();
+        Self::open_at(broker.address(), version)
+    }
+
+    /// The same at an address.
+    pub fn open_at(address: SocketAddr, version: u8) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
         Self { version, stream, input: Vec::new(), last_id: 0, connack: Received::default() }
     }
 
     /// Connects with success.
     pub fn connect(broker: &Broker, connect: &Connect) -> Self {
-        let mut client = Self::open(broker, connect.version);
+        Self::connect_at(broker.address(), connect)
+    }
+
+    /// The same at an address.
+    pub fn connect_at(address: SocketAddr, connect: &Connect) -> Self {
+        let mut client = Self::open_at(address, connect.version);
         client.send(&connect.encode());
         client.connack = client.expect(kind::CONNACK);
         assert_eq!(client.connack.reason, 0, "{:?}", client.connack);

@@ -169,7 +169,12 @@ impl Broker {
 
     /// Where clients connect.
     pub fn address(&self) -> SocketAddr {
-        self.addresses["mqtt"][0].as_str().unwrap().parse().unwrap()
+        self.listener(0)
+    }
+
+    /// Where it listens for clients, by the listener's place in its configuration.
+    pub fn listener(&self, place: usize) -> SocketAddr {
+        self.addresses["mqtt"][place].as_str().unwrap().parse().unwrap()
     }
 
     /// One of `mesh`, `admin`, `health`.

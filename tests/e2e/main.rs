@@ -12,6 +12,7 @@
 )]
 
 mod broker;
+mod certificates;
 #[path = "../conformance/client.rs"]
 #[expect(dead_code, reason = "shared with the conformance tests, which use all of it")]
 mod client;
@@ -22,6 +23,7 @@ mod discovery;
 mod durable;
 mod foreign;
 mod healing;
+mod listen;
 mod mesh;
 mod paths;
 mod record;
@@ -31,6 +33,7 @@ mod reload;
 mod replay;
 mod serve;
 mod sight;
+mod tunnel;
 #[path = "../conformance/wire.rs"]
 #[expect(dead_code, reason = "see above")]
 mod wire;
