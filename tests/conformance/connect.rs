@@ -74,6 +74,8 @@ fn mqtt_3_1_2_3_a_malformed_connect_closes() {
             ("will topic with a wildcard", [head(0x06), id.clone(), none.clone(), string("t/#"), string("w")].concat()),
             ("user name flag without a user name", [head(0x82), id.clone()].concat()),
             ("password flag without a password", [head(0xc2), id.clone(), string("u")].concat()),
+            ("user name without its flag", [head(0x02), id.clone(), string("u")].concat()),
+            ("password without its flag", [head(0x82), id.clone(), string("u"), string("p")].concat()),
             ("no client id", head(0x02)),
             ("client id beyond the end", [head(0x02), vec![0, 9, b'x']].concat()),
             ("client id with U+0000", [head(0x02), string("a\0b")].concat()),
