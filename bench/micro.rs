@@ -177,8 +177,8 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
                 window: u16::MAX,
                 packet_bytes_max: usize::MAX,
                 topic_alias_max: 0,
-                address: None,
             },
+            address: None,
             access: None,
         };
         let connection = router.connect(&mut batch, request, |_| Vec::new(), clock::now()).unwrap();

@@ -283,9 +283,9 @@ fn open(
             version,
             window: receive_maximum.min(terms.inflight_max),
             packet_bytes_max: client_packet_bytes_max,
-            address: peer.address.socket(),
             topic_alias_max: connect.properties.topic_alias_maximum.unwrap_or(0).min(terms.topic_alias_broker_max),
         },
+        address: peer.address.socket(),
         access: Some(policy.admit(&proven.identity)),
     };
     let response_information = response_information(connect, terms, request.client_id);

@@ -309,6 +309,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if let Poll::Ready(end) = self.poll_output(cx, worker) {
             return Poll::Ready(end);
         }
+        self.poll_pause(cx);
         // There may be more to read: after the others. A client that is not read from is waited for by the writing side.
         if self.may_read() {
             cx.waker().wake_by_ref();
@@ -391,7 +392,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.pause = Some(Box::pin(tokio::time::sleep_until(at.into())));
     }
 
-    /// Ends a pause that is over. Registers for its end.
+    /// Ends a pause that is over, else registers for its end.
     fn poll_pause(&mut self, cx: &mut Context<'_>) {
         if self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_ready()) {
             self.pause = None;

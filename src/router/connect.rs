@@ -43,6 +43,8 @@ pub struct ConnectRequest<'a> {
     pub will: Option<Will>,
     /// What the connection can take.
     pub connected: Connected,
+    /// Where the client is, if it is in a network.
+    pub address: Option<SocketAddr>,
     /// Who the client is, and what it may do. None: everything.
     pub access: Option<Arc<Access>>,
 }
@@ -88,7 +90,7 @@ impl Router {
         connack: impl Fn(bool) -> Vec<u8>,
         now: Instant,
     ) -> Result<Connection, TooManySessions> {
-        let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, access } = request;
+        let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, address, access } = request;
         let mut fired = None;
         let begin = |writes: &mut Writes, will| {
             let subscriber = self.new_subscriber(client_id, expiry);
@@ -120,10 +122,10 @@ impl Router {
                 let is_same_user = is_same_user(&old, access.as_deref());
                 let resumed = !clean_start && !ended && is_same_user;
                 let delayed = state.will.as_ref().is_some_and(|will| !will.delay.is_zero());
-                if let Some(before) = state.connected {
+                if state.connected.is_some() {
                     batch.wake_later(state.close(ReasonCode::SessionTakenOver));
                     wait = rivalry.taken_over(self.millis(now));
-                    self.tell_of_takeover(client_id, before.address, connected.address, now);
+                    self.tell_of_takeover(client_id, state.address, address, now);
                 }
                 // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
@@ -162,6 +164,7 @@ impl Router {
         if let Some((subscriber, Parting { will, gone, .. })) = fired {
             self.publish_will(batch, &subscriber, will, gone, now);
         }
+        connection.subscriber.lock().address = address;
         connection.subscriber.heard(self.millis(now));
         if let Some(silence) = silence_max {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
@@ -180,7 +183,8 @@ impl Router {
     fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
         if let Some(left_out) = self.log_rate.permit("takeover", now) {
             let client: String = client.chars().take(CLIENT_ID_SHOWN).collect();
-            tracing::info!(?client, ?before, ?by, left_out, "session taken over");
+            let (before, by) = (before.map(tracing::field::display), by.map(tracing::field::display));
+            tracing::info!(?client, before, by, left_out, "session taken over");
         }
     }
 

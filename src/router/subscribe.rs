@@ -7,6 +7,7 @@ use super::route::{Group, Subscription, SubscriptionKey};
 use super::{Batch, Connection, Router};
 use crate::codec::{ReasonCode, RetainHandling};
 use crate::limits::{SUBSCRIPTION_OVERHEAD_BYTES, SUBSCRIPTIONS_BYTES_MAX};
+use crate::pressure::Level;
 use crate::session::SubscriptionOptions;
 use crate::topic::{self, TopicError};
 
@@ -36,8 +37,8 @@ pub enum SubscribeError {
     /// The client may receive nothing that the filter matches.
     #[error("the client may not receive anything of it")]
     NotAllowed,
-    /// The session has as many subscriptions as it may have.
-    #[error("the session's subscriptions take more than {SUBSCRIPTIONS_BYTES_MAX} bytes")]
+    /// The session has as many subscriptions as it may have, or as memory allows.
+    #[error("the session's subscriptions take more than {SUBSCRIPTIONS_BYTES_MAX} bytes, or memory is full")]
     TooMany,
 }
 
@@ -83,7 +84,7 @@ impl Router {
         let (is_new, is_same) = (before.is_none(), before == Some(&request.options));
         if is_new {
             let bytes = state.subscriptions_bytes + request.filter.len() + SUBSCRIPTION_OVERHEAD_BYTES;
-            if bytes > SUBSCRIPTIONS_BYTES_MAX {
+            if bytes > SUBSCRIPTIONS_BYTES_MAX || self.pressure.level() == Level::Full {
                 return Err(SubscribeError::TooMany);
             }
             state.subscriptions_bytes = bytes;

@@ -56,8 +56,8 @@ impl Bench {
                 window: 10,
                 packet_bytes_max: usize::MAX,
                 topic_alias_max: 0,
-                address: None,
             },
+            address: None,
             access: None,
         };
         let present = std::cell::Cell::new(false);
@@ -321,6 +321,9 @@ fn without_memory_what_would_wait_is_refused_and_who_has_a_session_gets_in() {
     assert_eq!(bench.publish("kept", b"x", QoS::AtLeastOnce), Routed::Done);
     assert_eq!(bench.router.metrics().dropped_queue_full.value(), 1);
     assert!(bench.try_connect("new", true, HOUR, None).is_err());
+    let options = SubscriptionOptions { qos: QoS::AtLeastOnce, no_local: false, retain_as_published: false, subscription_id: None };
+    let more = Subscribe { filter: "more", options, retain_handling: RetainHandling::Send };
+    assert_eq!(bench.router.subscribe(&reader, &more).map_err(|error| error.reason()), Err(ReasonCode::QuotaExceeded));
     assert!(bench.connect("away", false, HOUR, None).1, "what waits for it is what takes the memory");
     bench.router.pressure().measured(0, 100);
     assert_eq!(publish(&mut bench, "kept", QoS::AtLeastOnce, true), Routed::Done);

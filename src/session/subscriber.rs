@@ -60,8 +60,6 @@ pub struct Connected {
     pub window: u16,
     /// The client's Maximum Packet Size, bytes.
     pub packet_bytes_max: usize,
-    /// Where the client is, if it is in a network; for people who look for it.
-    pub address: Option<SocketAddr>,
     /// Topic aliases that we may set: the lower of the client's Topic Alias Maximum and our own bound [MQTT-3.1.2-26, -27].
     pub topic_alias_max: u16,
 }
@@ -143,6 +141,10 @@ pub struct State {
     pub expiry: SessionExpiry,
     /// The session is over; nothing more is put into it.
     pub ended: bool,
+    /// Messages of QoS 0 are in the queue: as [`Outbound::qos0_waits`], where a delivery looks anyway.
+    qos0_waits: bool,
+    /// Where the client of the present connection is, if it is in a network; for people who look for it.
+    pub(crate) address: Option<SocketAddr>,
     /// How often it was taken over.
     pub(crate) rivalry: Rivalry,
     /// Retained messages that new subscriptions are still to get.
@@ -189,6 +191,8 @@ impl Subscriber {
                 parting: None,
                 expiry: SessionExpiry::WithConnection,
                 ended: false,
+                qos0_waits: false,
+                address: None,
                 rivalry: Rivalry::default(),
                 retained: RetainedBacklog::default(),
                 durable,
@@ -289,7 +293,7 @@ impl State {
         };
         let has_room = !self.outbox.is_full(variants.memory);
         if delivery.qos == QoS::AtMostOnce {
-            if self.outbound.qos0_waits() {
+            if self.qos0_waits {
                 return (self.queue(variants, writes, message, delivery), None);
             }
             if !has_room {
@@ -347,7 +351,7 @@ impl State {
         match self.connected {
             _ if self.ended => false,
             None => self.keeps(qos),
-            Some(_) if qos == QoS::AtMostOnce => self.outbound.qos0_waits(),
+            Some(_) if qos == QoS::AtMostOnce => self.qos0_waits,
             Some(connected) => self.outbox.is_full(memory) || !self.outbound.is_open(connected.window),
         }
     }
@@ -367,6 +371,7 @@ impl State {
             durable.place(writes, &mut queued, Stage::Queued);
         }
         self.outbound.enqueue(queued);
+        self.qos0_waits = self.outbound.qos0_waits();
         if dropped > 0 { Outcome::QueuedInstead(dropped) } else { Outcome::Queued }
     }
 
@@ -449,6 +454,7 @@ impl State {
         let Some(connected) = self.connected else { return pumped };
         self.pump_in_flight(variants, &may_receive, connected, now, &mut pumped);
         self.pump_queue(variants, &may_receive, connected, now, &mut pumped);
+        self.qos0_waits = self.outbound.qos0_waits();
         pumped
     }
 
