@@ -77,7 +77,7 @@ pub struct Terms {
 
 /// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can
 /// understand that, told so.
-pub async fn admit<S>(mut stream: S, peer: Peer, router: Arc<Router>, terms: Arc<Terms>) -> Option<Client<S>>
+pub async fn admit<S>(mut stream: S, peer: Peer, router: Arc<Router>, terms: Arc<Terms>) -> Option<Box<Client<S>>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
@@ -86,7 +86,7 @@ where
             let Peer { transport, .. } = peer;
             tracing::debug!(%peer, ?transport, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
             let pace = Pace::new(terms.rates, terms.meter.as_ref());
-            Some(Client::new(stream, peer, router, terms, accepted, pace))
+            Some(Box::new(Client::new(stream, peer, router, terms, accepted, pace)))
         }
         Err(refused) => {
             router.metrics().connections_refused.add(1);
@@ -266,7 +266,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     /// Serves the client until one side ends the connection.
-    pub async fn serve(mut self) {
+    pub async fn serve(mut self: Box<Self>) {
         if !self.connection.wait.is_zero() {
             Box::pin(tokio::time::sleep(self.connection.wait)).await;
         }

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::admission::Handshake;
-use super::door::{Door, Shown};
+use super::door::{Door, Remembered, Shown};
 use super::open::Open;
 use super::tls::Credentials;
 use super::websocket::{self, UpgradeError};
@@ -45,7 +45,13 @@ enum Refused {
 }
 
 /// A client that is through, with what it has shown.
-type Entered<S> = (Client<S>, Option<Shown>);
+type Entered<S> = (Box<Client<S>>, Option<Shown>);
+
+/// What a connection keeps for as long as it is served.
+struct Kept {
+    _open: Open,
+    _remembered: Option<Remembered>,
+}
 
 /// One connection that was accepted.
 pub(super) struct Entry {
@@ -77,7 +83,10 @@ impl Entry {
             self.admit(stream, peer, None).await
         });
         let entered = entered.await;
-        self.serve(from, entered).await;
+        if let Some((client, kept)) = self.end(from, entered) {
+            client.serve().await;
+            drop(kept);
+        }
     }
 
     /// MQTT over TLS.
@@ -88,7 +97,10 @@ impl Entry {
             self.admit(stream, peer, shown).await
         });
         let entered = entered.await;
-        self.serve(from, entered).await;
+        if let Some((client, kept)) = self.end(from, entered) {
+            client.serve().await;
+            drop(kept);
+        }
     }
 
     /// MQTT over WebSocket.
@@ -99,7 +111,10 @@ impl Entry {
             self.admit(stream, peer, None).await
         });
         let entered = entered.await;
-        self.serve(from, entered).await;
+        if let Some((client, kept)) = self.end(from, entered) {
+            client.serve().await;
+            drop(kept);
+        }
     }
 
     /// MQTT over WebSocket over TLS.
@@ -111,7 +126,10 @@ impl Entry {
             self.admit(stream, peer, shown).await
         });
         let entered = entered.await;
-        self.serve(from, entered).await;
+        if let Some((client, kept)) = self.end(from, entered) {
+            client.serve().await;
+            drop(kept);
+        }
     }
 
     /// MQTT over the first bidirectional stream that the client opens; there is no other.
@@ -131,12 +149,11 @@ impl Entry {
             // It ends with its last handle, and takes with it what is not yet delivered.
             Ok((entered, connection))
         });
-        match entered.await {
-            Ok((entered, connection)) => {
-                self.serve(from, Ok(entered)).await;
-                drop(connection);
-            }
-            Err(refused) => self.refuse(from, &refused),
+        let entered = entered.await;
+        let (entered, connection) = entered.map_or_else(|refused| (Err(refused), None), |(entered, it)| (Ok(entered), Some(it)));
+        if let Some((client, kept)) = self.end(from, entered) {
+            client.serve().await;
+            drop((kept, connection));
         }
     }
 
@@ -175,19 +192,20 @@ impl Entry {
         client.map(|client| (client, shown)).ok_or(Refused::Told)
     }
 
-    async fn serve<S>(self, from: Address, entered: Result<Entered<S>, Refused>)
+    /// Ends the way in: the client is to be served, and what comes with it is to be kept meanwhile.
+    fn end<S>(self, from: Address, entered: Result<Entered<S>, Refused>) -> Option<(Box<Client<S>>, Kept)>
     where
-        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
+        S: AsyncRead + AsyncWrite + Unpin,
     {
         match entered {
             Ok((client, shown)) => {
                 let remembered = shown.map(|shown| self.door.remember(shown, client.closer()));
-                let Self { open, handshake, .. } = self;
-                drop(handshake);
-                client.serve().await;
-                drop((remembered, open));
+                Some((client, Kept { _open: self.open, _remembered: remembered }))
             }
-            Err(refused) => self.refuse(from, &refused),
+            Err(refused) => {
+                self.refuse(from, &refused);
+                None
+            }
         }
     }
 
