@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -47,6 +47,7 @@ impl Authority {
     fn issue(&self, file: &str, serial: u64, common_name: &str, host: bool) -> Pair {
         let hosts = if host { vec!["localhost".to_owned(), "127.0.0.1".to_owned()] } else { Vec::new() };
         let mut params = CertificateParams::new(hosts).unwrap();
+        params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, "works");
         params.distinguished_name.push(DnType::CommonName, common_name);
         params.serial_number = Some(SerialNumber::from(serial));

@@ -56,10 +56,10 @@ fn every_transport_carries_mqtt() {
     ]
     .concat();
     let mut broker = site.start("a", &configuration);
-    let config = authority.config(None);
+    let config = Arc::new(authority.config(None));
     for way in [
-        Way::Tls(broker.listener(1), Arc::new(config.clone())),
-        Way::Quic(broker.listener(2), config.clone(), b"mqtt"),
+        Way::Tls(broker.listener(1), Arc::clone(&config)),
+        Way::Quic(broker.listener(2), Arc::clone(&config), b"mqtt"),
         Way::Unix(socket.clone()),
     ] {
         carries(Tunnel::new(way).address, &broker);
@@ -78,7 +78,7 @@ fn a_message_to_a_client_over_quic_that_is_refused_arrives() {
     let authority = Authority::new(&site.path().join("tls"));
     let quic = format!("[[listener]]\nbind = \"127.0.0.1:0\"\nprotocol = \"quic\"\n{}\n", tls(&authority.server(1), ""));
     let broker = site.start("a", &format!("{}{quic}", site.alone("a")));
-    let tunnel = Tunnel::new(Way::Quic(broker.listener(1), authority.config(None), b"mqtt"));
+    let tunnel = Tunnel::new(Way::Quic(broker.listener(1), Arc::new(authority.config(None)), b"mqtt"));
     let mut client = Client::open_at(tunnel.address, 5);
     client.send(&Connect::new(5).encode());
     assert_eq!(client.receive().reason, NOT_AUTHORIZED);
@@ -106,7 +106,7 @@ fn certificates_name_users_and_who_is_revoked_is_closed() {
     .concat();
     let broker = site.start("a", &configuration);
     let secure = |place: usize, pair: Option<&Pair>| Way::Tls(broker.listener(place), Arc::new(authority.config(pair)));
-    let quic = |pair: Option<&Pair>| Way::Quic(broker.listener(3), authority.config(pair), b"mqtt");
+    let quic = |pair: Option<&Pair>| Way::Quic(broker.listener(3), Arc::new(authority.config(pair)), b"mqtt");
 
     let stranger = Authority::new(&site.path().join("other")).client(1, "c-1");
     for way in [secure(1, None), secure(1, Some(&stranger)), quic(None), quic(Some(&stranger))] {

@@ -18,7 +18,7 @@ pub enum Way {
     Unix(PathBuf),
     Tls(SocketAddr, Arc<ClientConfig>),
     /// The application protocol (ALPN) that is asked for.
-    Quic(SocketAddr, ClientConfig, &'static [u8]),
+    Quic(SocketAddr, Arc<ClientConfig>, &'static [u8]),
     /// TCP that begins with these bytes.
     Header(SocketAddr, Vec<u8>),
 }
@@ -74,7 +74,8 @@ async fn dial(way: Way) -> Result<Far, Failed> {
             let name = ServerName::try_from("localhost")?;
             Far(Box::new(TlsConnector::from(config).connect(name, stream).await?), None)
         }
-        Way::Quic(address, mut config, protocol) => {
+        Way::Quic(address, config, protocol) => {
+            let mut config = Arc::unwrap_or_clone(config);
             config.alpn_protocols = vec![protocol.to_vec()];
             let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?));
             let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0)))?;
