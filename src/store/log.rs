@@ -88,6 +88,14 @@ pub(super) struct Log {
     is_unsynced: bool,
 }
 
+/// A commit that could not be written.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: io::Error,
+    /// Where it may be read all the same.
+    pub(super) may_stand: Option<Segment>,
+}
+
 /// The segment that is written.
 struct Current {
     segment: Segment,
@@ -143,12 +151,8 @@ impl Log {
     }
 
     /// Writes one commit: `write` puts its records. Returns its segment.
-    pub(super) fn commit(&mut self, write: impl FnOnce(&mut Commit<'_>) -> io::Result<()>) -> io::Result<Segment> {
-        let result = self.try_commit(write);
-        if result.is_err() {
-            self.cut_back();
-        }
-        result
+    pub(super) fn commit(&mut self, write: impl FnOnce(&mut Commit<'_>) -> io::Result<()>) -> Result<Segment, Failed> {
+        self.try_commit(write).map_err(|error| Failed { error, may_stand: self.cut_back() })
     }
 
     fn try_commit(&mut self, write: impl FnOnce(&mut Commit<'_>) -> io::Result<()>) -> io::Result<Segment> {
@@ -196,14 +200,14 @@ impl Log {
         Ok(())
     }
 
-    /// After a failure: takes back what was written of the commit, or leaves the segment.
-    fn cut_back(&mut self) {
-        let Some(current) = &mut self.current else { return };
+    /// After a failure: takes back what was written of the commit. Where that cannot be done the segment is left, and named.
+    fn cut_back(&mut self) -> Option<Segment> {
+        let current = self.current.as_mut()?;
         if current.good <= current.length && current.output.cut(current.good).is_ok() {
             current.length = current.good;
-        } else {
-            self.current = None;
+            return None;
         }
+        self.current.take().map(|current| current.segment)
     }
 
     /// Brings everything to the disk that is not there.

@@ -559,6 +559,17 @@ impl Mirror {
         }
     }
 
+    /// What is dirty may be read in `segment`, though nobody can count on it: what of it goes must be said to be gone.
+    pub(super) fn may_stand(&mut self, segment: Segment) {
+        let dirty = std::mem::take(&mut self.dirty);
+        for key in &dirty {
+            if let Some(slot) = self.slot_mut(key).filter(|slot| slot.is_dirty) {
+                slot.at = segment;
+            }
+        }
+        self.dirty = dirty;
+    }
+
     fn slot_mut(&mut self, key: &Key) -> Option<&mut Slot> {
         match key {
             Key::Session(number) => self.sessions.get_mut(number).map(|session| &mut session.slot),

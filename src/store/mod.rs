@@ -41,7 +41,7 @@ use time::OffsetDateTime;
 pub use self::recover::Restored;
 
 use self::clocks::Clocks;
-use self::log::{Log, Present};
+use self::log::{Failed, Log, Present};
 use self::medium::Directory;
 use self::mirror::{Mirror, Segment, Standing};
 use self::recover::{Damage, Lost, Reading};
@@ -354,8 +354,13 @@ impl Writer {
         if is_dirty {
             let was_sealed = self.log.is_sealed();
             let (mirror, clocks) = (&self.mirror, Clocks::read());
-            let segment = self.log.commit(|commit| mirror.write(commit, &clocks))?;
-            self.mirror.written(segment);
+            match self.log.commit(|commit| mirror.write(commit, &clocks)) {
+                Ok(segment) => self.mirror.written(segment),
+                Err(Failed { error, may_stand }) => {
+                    may_stand.into_iter().for_each(|segment| self.mirror.may_stand(segment));
+                    return Err(error);
+                }
+            }
             if was_sealed && self.cut.is_none() {
                 self.clean_up();
             }
