@@ -468,6 +468,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
             if lags || !is_safe || !self.held.is_empty() {
                 self.held.hold(&mut scratch.acknowledgements, number);
+                if self.held.len() >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX {
+                    self.connection.subscriber.lock().is_unread = true;
+                }
             }
         }
         self.barrier.raise(std::mem::take(&mut scratch.barrier));
@@ -490,6 +493,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         held.poll_release(router, cx, |acknowledgements| {
             let mut state = connection.subscriber.lock();
             if state.epoch == connection.epoch {
+                state.is_unread = false;
                 state.outbox.tail().extend_from_slice(acknowledgements);
             }
             drop(state);

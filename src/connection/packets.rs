@@ -126,6 +126,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     fn publish_to(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
         topic::check_name(topic).map_err(|_| Fault::Close(ReasonCode::TopicNameInvalid))?;
+        if let Some(id) = publish.packet_id
+            && self.router.must_refuse(&mut self.routes, topic, publish.qos, publish.retain, &self.connection.subscriber, id)
+        {
+            return match self.version {
+                ProtocolVersion::V5 => self.acknowledge(publish.qos, id, ReasonCode::QuotaExceeded, scratch),
+                // As below.
+                _ => Err(Fault::Close(ReasonCode::QuotaExceeded)),
+            };
+        }
         if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
             let received = self.connection.subscriber.lock().receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
@@ -159,15 +168,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             expires_at: expiry.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
             properties: &scratch.properties,
         };
-        if let Some(id) = publish.packet_id
-            && self.router.must_refuse(&mut self.routes, &message, &self.connection.subscriber)
-        {
-            return match self.version {
-                ProtocolVersion::V5 => self.acknowledge(publish.qos, id, ReasonCode::QuotaExceeded, scratch),
-                // As below.
-                _ => Err(Fault::Close(ReasonCode::QuotaExceeded)),
-            };
-        }
         let from = Ingress::Session(&self.connection.subscriber);
         let routed = self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now);
         match publish.packet_id {

@@ -275,8 +275,8 @@ impl Router {
         if state.epoch != epoch || state.connected.is_none() {
             return;
         }
-        // A client that is not read from while the mesh lags is not to blame for its silence.
-        let waits_for_us = self.mesh().is_some_and(|mesh| mesh.lagging());
+        // A client that is not read from while the mesh lags, or the disk does, is not to blame for its silence.
+        let waits_for_us = state.is_unread || self.mesh().is_some_and(|mesh| mesh.lagging());
         if silent_ms >= silence_ms && !waits_for_us {
             let owner = state.close(ReasonCode::KeepAliveTimeout);
             drop(state);

@@ -9,7 +9,7 @@ use super::Router;
 use super::route::{Route, RouteCache, Target};
 use super::share::{Chooser, SharedTargets};
 use super::system::is_system;
-use crate::codec::{QoS, ReasonCode};
+use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
 use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, Subscriber, Variants, Writes, remaining_seconds};
@@ -208,13 +208,29 @@ impl Router {
         })
     }
 
-    /// Whether a QoS 1 or 2 message of a client must be refused, for it would have to be on disk before it is acknowledged and nothing can be written.
-    pub fn must_refuse(&self, routes: &mut RouteCache, message: &Message<'_>, publisher: &Subscriber) -> bool {
-        if message.qos == QoS::AtMostOnce || !self.journal.as_ref().is_some_and(|journal| journal.is_failing()) {
+    /// Whether a QoS 1 or 2 message of a client must be refused, for it would have to be on disk before it is acknowledged and nothing can be written. A repeat of
+    /// one that was taken is not.
+    pub fn must_refuse(
+        &self,
+        routes: &mut RouteCache,
+        topic: &str,
+        qos: QoS,
+        retain: bool,
+        publisher: &Subscriber,
+        id: PacketId,
+    ) -> bool {
+        if !self.journal.as_ref().is_some_and(|journal| journal.is_failing()) {
             return false;
         }
-        let keeps_identifier = message.qos == QoS::ExactlyOnce && publisher.lock().is_durable();
-        let must_refuse = message.retain || keeps_identifier || self.route(routes, message.topic, Some(publisher)).would_write();
+        let state = publisher.lock();
+        let (is_taken, is_durable) = (state.inbound.is_open(id), state.is_durable());
+        drop(state);
+        let must_refuse = match qos {
+            QoS::AtMostOnce => false,
+            QoS::ExactlyOnce if is_taken => false,
+            QoS::ExactlyOnce if is_durable => true,
+            QoS::AtLeastOnce | QoS::ExactlyOnce => retain || self.route(routes, topic, Some(publisher)).would_write(),
+        };
         self.metrics.refused_store.add(u64::from(must_refuse));
         must_refuse
     }

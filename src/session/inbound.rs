@@ -33,6 +33,12 @@ impl Inbound {
         Ok(true)
     }
 
+    /// Whether the message with this identifier was received and not released.
+    #[must_use]
+    pub fn is_open(&self, id: PacketId) -> bool {
+        self.received.contains(&id)
+    }
+
     /// A new connection resumes the session.
     pub(super) fn resume(&mut self) {
         self.carried = self.received.len();

@@ -149,6 +149,8 @@ pub struct State {
     pub(crate) rivalry: Rivalry,
     /// Retained messages that new subscriptions are still to get.
     pub(crate) retained: RetainedBacklog,
+    /// Its connection is not read from, because what it has sent cannot be acknowledged yet: its silence is ours.
+    pub is_unread: bool,
     /// Where the session's changes are written down; none if it does not outlive the broker.
     pub(super) durable: Option<Box<Durable>>,
 }
@@ -195,6 +197,7 @@ impl Subscriber {
                 address: None,
                 rivalry: Rivalry::default(),
                 retained: RetainedBacklog::default(),
+                is_unread: false,
                 durable,
             }),
         }
@@ -691,6 +694,7 @@ impl State {
         connack: &[u8],
     ) -> u64 {
         self.epoch += 1;
+        self.is_unread = false;
         self.connected = Some(connected);
         self.expiry = expiry;
         self.will = will;

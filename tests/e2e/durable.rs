@@ -275,6 +275,10 @@ fn a_full_disk_refuses_what_cannot_be_kept_and_nothing_else() {
     assert_eq!(other.publish(refused(1, false)), 0x97);
     assert_eq!(other.publish(refused(2, false)), 0x97);
     assert_eq!(other.publish(Publish { topic: "r", ..refused(1, true) }), 0x97);
+    // Also where the publisher's own session would have to keep the identifier.
+    let mut durable = Client::connect(&broker, &Connect::new(5).resume(600));
+    assert_eq!(durable.publish(Publish { topic: "nobody", ..refused(2, false) }), 0x97);
+    assert_eq!(durable.publish(Publish { topic: "nobody", ..refused(1, false) }), 0x10);
     let mut old = Client::new(&broker, 4);
     old.send(&Publish { id: 1, ..refused(1, false) }.encode(4));
     old.expect_disconnect(&[]);
