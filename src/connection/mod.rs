@@ -493,7 +493,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         held.poll_release(router, cx, |acknowledgements| {
             let mut state = connection.subscriber.lock();
             if state.epoch == connection.epoch {
-                state.is_unread = false;
+                if std::mem::take(&mut state.is_unread) {
+                    connection.subscriber.heard(router.millis(clock::now()));
+                }
                 state.outbox.tail().extend_from_slice(acknowledgements);
             }
             drop(state);
