@@ -12,27 +12,26 @@ use crate::session::{Journal, Waiter};
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct Held(Option<Box<Waiting>>);
+
+#[derive(Debug, Default)]
+struct Waiting {
     bytes: Vec<u8>,
     /// For each batch, the change that must be safe and how many bytes that sets free.
     batches: VecDeque<(u64, usize)>,
-    waits: Waits,
-}
-
-/// What a connection is woken by, made when it first waits.
-#[derive(Debug, Default)]
-struct Waits {
+    /// What the connection is woken by.
     store: Option<Waiter>,
     mesh: Option<replication::Waiter>,
 }
 
 impl Held {
     pub(super) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.0.is_none()
     }
 
+    /// Bytes.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len()
+        self.0.as_ref().map_or(0, |waiting| waiting.bytes.len())
     }
 
     /// Puts one batch's acknowledgements behind the others; change `number` must be safe before they go.
@@ -40,40 +39,39 @@ impl Held {
         if acknowledgements.is_empty() {
             return;
         }
-        match self.batches.back_mut() {
+        let Waiting { bytes, batches, .. } = &mut **self.0.get_or_insert_default();
+        match batches.back_mut() {
             Some((last, count)) if *last >= number => *count += acknowledgements.len(),
-            _ => self.batches.push_back((number, acknowledgements.len())),
+            _ => batches.push_back((number, acknowledgements.len())),
         }
-        self.bytes.append(acknowledgements);
+        bytes.append(acknowledgements);
     }
 
     /// Gives `send` what may go; if something is left, the task is woken when that may be so.
     pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8])) {
-        if self.bytes.is_empty() {
-            return;
-        }
-        if let Some(mesh) = router.mesh()
-            && self.waits.mesh.get_or_insert_with(|| mesh.waiter()).poll(context).is_pending()
+        let Some(waiting) = &mut self.0 else { return };
+        let Waiting { bytes, batches, store, mesh } = &mut **waiting;
+        if let Some(replication) = router.mesh()
+            && mesh.get_or_insert_with(|| replication.waiter()).poll(context).is_pending()
         {
             return;
         }
         let mut free = 0;
-        while let Some((number, count)) = self.batches.front() {
+        while let Some((number, count)) = batches.front() {
             if let Some(journal) = router.journal()
-                && self.waits.store.get_or_insert_with(|| journal.waiter()).poll(*number, context).is_pending()
+                && store.get_or_insert_with(|| journal.waiter()).poll(*number, context).is_pending()
             {
                 break;
             }
             free += count;
-            self.batches.pop_front();
+            batches.pop_front();
         }
-        if free == 0 {
-            return;
+        if free > 0 {
+            send(bytes.get(..free).unwrap_or_default());
+            bytes.drain(..free.min(bytes.len()));
         }
-        send(self.bytes.get(..free).unwrap_or_default());
-        self.bytes.drain(..free.min(self.bytes.len()));
-        if self.bytes.is_empty() {
-            *self = Self::default();
+        if bytes.is_empty() {
+            self.0 = None;
         }
     }
 }
@@ -83,7 +81,7 @@ impl Held {
 #[derive(Debug, Default)]
 pub(super) struct Barrier {
     number: u64,
-    waiter: Option<Waiter>,
+    waiter: Option<Box<Waiter>>,
 }
 
 impl Barrier {
@@ -95,7 +93,7 @@ impl Barrier {
     /// Ready when nothing is to be waited for; else the task is woken then.
     pub(super) fn poll(&mut self, journal: Option<&Arc<Journal>>, context: &mut Context<'_>) -> Poll<()> {
         let Some(journal) = journal.filter(|_| self.number > 0) else { return Poll::Ready(()) };
-        let waiter = self.waiter.get_or_insert_with(|| journal.waiter());
+        let waiter = self.waiter.get_or_insert_with(|| Box::new(journal.waiter()));
         if waiter.poll(self.number, context).is_pending() && !journal.is_failing() {
             return Poll::Pending;
         }

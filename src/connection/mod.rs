@@ -196,7 +196,7 @@ pub struct Client<S> {
     /// Until this is safe nothing is written.
     barrier: Barrier,
     /// Waits until a QoS 2 message may be sent.
-    to_send: Option<Waiter>,
+    to_send: Option<Box<Waiter>>,
     /// Bytes answered since the outbox was last written out.
     unread_answers_bytes: usize,
     /// Set once: what waits is written, then the connection ends.
@@ -554,7 +554,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             if let Some(journal) = self.router.journal()
                 && match state.next_to_send() {
                     NextToSend::Now => true,
-                    NextToSend::After(number) => self.to_send.get_or_insert_with(|| journal.waiter()).poll(number, cx).is_ready(),
+                    NextToSend::After(number) => {
+                        self.to_send.get_or_insert_with(|| Box::new(journal.waiter())).poll(number, cx).is_ready()
+                    }
                     NextToSend::Nothing => false,
                 }
             {

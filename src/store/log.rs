@@ -129,6 +129,11 @@ impl Log {
         self.present.len()
     }
 
+    /// Whether the segments are on average less than half as large as they may be.
+    pub(super) fn are_small(&self) -> bool {
+        self.bytes() < self.segments() as u64 * self.segment_bytes / 2
+    }
+
     /// The newest segment that is not written any more.
     pub(super) fn newest_sealed(&self) -> Option<Segment> {
         let current = self.current.as_ref().map(|current| current.segment);

@@ -65,7 +65,7 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3_600);
 /// The log may hold so much more than twice what is needed.
 const SLACK_BYTES: u64 = 32 * 1024 * 1024;
-/// And so many segments, however small: each start begins one.
+/// And so many segments, if they are small: each start begins one.
 const SEGMENTS_MAX: usize = 16;
 /// Of what has to be moved to the newest segment, so much goes with one commit.
 const MOVED_BYTES: u64 = 1024 * 1024;
@@ -368,8 +368,11 @@ impl Writer {
         if self.moving.is_empty()
             && let Some(cut) = self.cut.take()
         {
-            self.log.drop_up_to(cut).inspect_err(|_| self.cut = Some(cut))?;
-            self.clean_up();
+            match self.log.drop_up_to(cut) {
+                Ok(()) => self.clean_up(),
+                // Nothing depends on it but room on the disk: with the next segment it is tried again.
+                Err(error) => tracing::warn!(%error, "old segments of the store cannot be removed"),
+            }
         }
         Ok(is_dirty)
     }
@@ -391,7 +394,7 @@ impl Writer {
         let Some(oldest) = self.log.oldest() else { return };
         let cut = match (self.log.newest_damaged(), self.log.newest_sealed()) {
             (Some(damaged), _) => damaged,
-            (None, Some(sealed)) if self.log.segments() > SEGMENTS_MAX => sealed,
+            (None, Some(sealed)) if self.log.segments() > SEGMENTS_MAX && self.log.are_small() => sealed,
             (None, Some(sealed)) if sealed >= oldest && self.log.bytes() > 2 * self.mirror.live_bytes() + self.slack_bytes => {
                 oldest
             }
