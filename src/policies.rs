@@ -89,7 +89,7 @@ impl Policies {
     pub fn judge(&self, access: &Access) -> Standing {
         match self.of_listeners.get(access.listener()) {
             Some(policy) => policy.load().judge(access.identity()),
-            None => Standing::Gone,
+            None => Standing::Gone(Arc::new(access.shut_out())),
         }
     }
 }

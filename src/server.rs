@@ -157,7 +157,7 @@ impl Server {
         let journal = opened.is_some().then(Journal::new);
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), clock::now()));
         let store = match (opened, journal) {
-            (Some(opened), Some(journal)) => Some(restore(&router, opened.start(journal)?)),
+            (Some(opened), Some(journal)) => Some(restore(&router, &policies, opened.start(journal)?)),
             _ => None,
         };
         let bound: Vec<_> = config
@@ -351,11 +351,15 @@ impl View for Parts {
 }
 
 /// Takes in what was read, before the first client is served.
-fn restore(router: &Router, (store, restored): (Store, Restored)) -> Store {
+fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Restored)) -> Store {
     let now = clock::now();
     router.number_sessions_from(restored.last_session);
     router.restore_retained(restored.retained);
     restored.sessions.into_iter().for_each(|session| router.restore_session(session, now));
+    // Users may have gone, and rules have changed, while the broker was down.
+    let mut batch = Batch::default();
+    router.judge_anew(&mut batch, |access| policies.judge(access), now);
+    router.finish(&mut batch, now);
     store
 }
 

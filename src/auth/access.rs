@@ -14,8 +14,8 @@ pub enum Identity {
     User {
         /// The name.
         name: Arc<str>,
-        /// By what it was found good.
-        record: Arc<Record>,
+        /// By what it was found good. None: that was before a restart.
+        record: Option<Arc<Record>>,
     },
     /// A user by the certificate of its TLS connection, or what a proxy in front of us has said of that.
     Certified {
@@ -69,6 +69,37 @@ impl Access {
         self.listener
     }
 
+    /// Whose the client's session is, to be written down with it.
+    #[must_use]
+    pub fn owner(&self) -> Arc<str> {
+        let (kind, name) = match &self.identity {
+            Identity::Anonymous => ('a', ""),
+            Identity::User { name, .. } => ('u', &**name),
+            Identity::Certified { name } => ('c', &**name),
+        };
+        format!("{kind}{}:{name}", self.listener).into()
+    }
+
+    /// Of whom [`Access::owner`] told before a restart; shut out until it is judged. None: nobody has said.
+    #[must_use]
+    pub fn of_owner(owner: &str) -> Option<Self> {
+        let (head, name) = owner.split_once(':')?;
+        let (kind, listener) = head.split_at_checked(1)?;
+        let identity = match kind {
+            "a" => Identity::Anonymous,
+            "u" => Identity::User { name: name.into(), record: None },
+            "c" => Identity::Certified { name: name.into() },
+            _ => return None,
+        };
+        Some(Self::new(identity, listener.parse().ok()?, Some(Arc::default())))
+    }
+
+    /// Whether there is anything that the client may not do.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.rules.is_some()
+    }
+
     /// Whether both grant a client the same: what was decided with one holds with the other.
     #[must_use]
     pub fn grants_same(&self, other: &Self) -> bool {
@@ -114,6 +145,20 @@ mod tests {
         assert!(access.may_publish("c", "a") && access.may_receive("c", "a") && access.may_subscribe("c", "#"));
         let out = access.shut_out();
         assert!(!out.may_publish("c", "a") && !out.may_receive("c", "a") && !out.may_subscribe("c", "#"));
+    }
+
+    #[test]
+    fn owners_are_known_again_and_may_do_nothing_until_they_are_judged() {
+        let user = Identity::User { name: "a:b c".into(), record: None };
+        for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }] {
+            let owner = Access::new(identity.clone(), 7, None).owner();
+            let access = Access::of_owner(&owner).unwrap();
+            assert_eq!((access.identity(), access.listener()), (&identity, 7));
+            assert!(!access.may_publish("c", "a") && !access.may_receive("c", "a"));
+        }
+        for owner in ["", "u", "u0", "x0:bob", "u:bob", "ub:bob", ":"] {
+            assert!(Access::of_owner(owner).is_none(), "{owner}");
+        }
     }
 
     #[test]

@@ -38,6 +38,8 @@ const ARGON2_WORK_KIB_MAX: u32 = 1_024 * 1_024;
 const ARGON2_LANES_MAX: u32 = 16;
 /// Salts of ours, bytes.
 const SALT_BYTES: usize = 16;
+/// Where Mosquitto is to read the file: 2.0 takes salts of this length and no others, bytes.
+const MOSQUITTO_SALT_BYTES: usize = 12;
 /// Salts of others: enough for all, bytes.
 const SALT_BYTES_MAX: usize = 256;
 /// SHA-512's output, bytes.
@@ -141,7 +143,10 @@ impl Record {
     /// # Errors
     /// When the count or the password does not go with the hash.
     pub fn new(hash: Hash, iterations: Option<u32>, password: &[u8]) -> Result<Self, Unusable> {
-        let salt: Box<[u8]> = rand::random::<[u8; SALT_BYTES]>().into();
+        let salt: Box<[u8]> = match hash {
+            Hash::Sha512 | Hash::Sha512Pbkdf2 => rand::random::<[u8; MOSQUITTO_SALT_BYTES]>().into(),
+            Hash::Argon2id | Hash::ScramSha256 => rand::random::<[u8; SALT_BYTES]>().into(),
+        };
         let kind = match hash {
             Hash::Sha512 if iterations.is_none() => Kind::Sha512 { hash: sha512(password, &salt), salt },
             Hash::Argon2id if iterations.is_none() => {

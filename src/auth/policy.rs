@@ -42,8 +42,8 @@ pub enum Standing {
     Good(Arc<Access>),
     /// Its user has another password now: whoever is connected must show that. The session is still the user's.
     PasswordChanged(Arc<Access>),
-    /// Its user is no more: neither connection nor session goes on.
-    Gone,
+    /// Its user is no more: neither connection nor session goes on. What he could do if he were still here.
+    Gone(Arc<Access>),
 }
 
 impl Policy {
@@ -87,12 +87,12 @@ impl Policy {
     #[must_use]
     pub fn judge(&self, identity: &Identity) -> Standing {
         match identity {
-            Identity::Anonymous if self.anonymous.is_none() => Standing::Gone,
+            Identity::Anonymous if self.anonymous.is_none() => Standing::Gone(self.admit(identity)),
             Identity::Anonymous | Identity::Certified { .. } => Standing::Good(self.admit(identity)),
             Identity::User { name, record } => match self.users.as_ref().and_then(|users| users.find(name)) {
-                Some((_, now)) if now == record => Standing::Good(self.admit(identity)),
+                Some((_, now)) if record.as_ref().is_none_or(|record| record == now) => Standing::Good(self.admit(identity)),
                 Some(_) => Standing::PasswordChanged(self.admit(identity)),
-                None => Standing::Gone,
+                None => Standing::Gone(self.admit(identity)),
             },
         }
     }
@@ -141,7 +141,7 @@ mod tests {
     fn who_is_in_stays_as_long_as_nothing_of_it_changes() {
         let policy = |allow_anonymous, users| Policy::new(0, allow_anonymous, users, None);
         let Claim::Check { name, record } = policy(false, users(BOB)).claim(Some("bob"), true) else { panic!("a user") };
-        let bob = Identity::User { name, record };
+        let bob = Identity::User { name, record: Some(record) };
         let changed = BOB.replace("c2Fs", "c3Fs");
         for (identity, allow_anonymous, users, expected) in [
             (&bob, false, users(&format!("# again\n{BOB}")), "good"),
@@ -155,7 +155,7 @@ mod tests {
             let found = match policy(allow_anonymous, users).judge(identity) {
                 Standing::Good(_) => "good",
                 Standing::PasswordChanged(_) => "changed",
-                Standing::Gone => "gone",
+                Standing::Gone(_) => "gone",
             };
             assert_eq!(found, expected, "{identity:?} {allow_anonymous}");
         }

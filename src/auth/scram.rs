@@ -123,7 +123,7 @@ impl Scram {
         match self.user {
             Some((name, record)) if is_good => {
                 let signature = hmac_sha256(&self.keys.server_key, message.as_bytes());
-                Ok((Identity::User { name, record }, format!("v={}", STANDARD.encode(signature))))
+                Ok((Identity::User { name, record: Some(record) }, format!("v={}", STANDARD.encode(signature))))
             }
             _ => Err(ScramError::Wrong),
         }

@@ -170,7 +170,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
             Claim::Check { name, record } => {
                 let password = self.connect.password.unwrap_or_default();
                 match self.terms.logins.verify(self.peer.address.ip(), &name, &record, password).await {
-                    Found::Good => Ok(Proven { identity: Identity::User { name, record }, method: None }),
+                    Found::Good => Ok(Proven { identity: Identity::User { name, record: Some(record) }, method: None }),
                     Found::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
                     Found::Busy => Err(self.refuse(ReasonCode::ServerBusy, "too many log-ins", since).await),
                 }

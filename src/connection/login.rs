@@ -31,6 +31,8 @@ const REMEMBERED_MAX: usize = 10_000;
 const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 /// Refusals that an address may have without waiting for its turn; each is forgotten after [`TURN`].
 const FREE_REFUSALS: u32 = 10;
+/// Refusals that are counted of an address: so many turns later it is as good as any other again.
+const REFUSALS_MAX: u32 = 60;
 /// How far apart the turns of an address with more refusals are.
 const TURN: Duration = Duration::from_secs(1);
 /// A turn that is further away than this is not waited for.
@@ -61,7 +63,7 @@ pub struct Logins {
     said: Mutex<Said>,
 }
 
-/// How an address stands: full refusals empty at one a [`TURN`].
+/// How an address stands: of its refusals one is forgotten each [`TURN`].
 #[derive(Clone, Copy, Debug)]
 struct Refusals {
     count: u32,
@@ -197,7 +199,7 @@ impl Logins {
             }
         }
         let refusals = refused.entry(network(address)).or_insert(Refusals { count: 0, at: now, next: now });
-        refusals.count = refusals.count_at(now).saturating_add(1).min(2 * FREE_REFUSALS);
+        refusals.count = refusals.count_at(now).saturating_add(1).min(REFUSALS_MAX);
         refusals.at = now;
     }
 }

@@ -148,9 +148,9 @@ impl Router {
                 };
                 if resumed {
                     state.rivalry = rivalry;
+                    self.renew_access(&old, access.clone());
                     let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
                     drop(state);
-                    self.renew_access(&old, access.clone());
                     Connection { subscriber: old, epoch, wait }
                 } else {
                     self.end(&old, state, batch.writes());
@@ -301,11 +301,20 @@ impl Router {
     }
 
     /// Judges every session by rules that have changed: rights are renewed, connections of users who are gone or have another password are
-    /// closed, and the sessions of those who are gone end.
+    /// closed, and the sessions of those who are gone end. What is retained of clients that may no longer say it is forgotten.
     pub fn judge_anew(&self, batch: &mut Batch, judge: impl Fn(&Access) -> Standing, now: Instant) {
         let subscribers: Vec<Arc<Subscriber>> = self.registry.iter().map(|entry| Arc::clone(entry.value())).collect();
         for subscriber in subscribers {
             self.judge_one(batch, &subscriber, &judge, now);
+        }
+        let revoked = self.retained.revoke(|writer, topic| match judge(&writer.access) {
+            // That a user is no longer here takes nothing back of what he had a right to say.
+            Standing::Good(access) | Standing::PasswordChanged(access) | Standing::Gone(access) => {
+                access.may_publish(&writer.client_id, topic)
+            }
+        });
+        if revoked > 0 {
+            tracing::info!(revoked, "retained messages are forgotten: who published them may no longer do that");
         }
     }
 
@@ -314,10 +323,10 @@ impl Router {
         let Some(access) = subscriber.access() else { return };
         let standing = judge(&access);
         let must_close = !matches!(standing, Standing::Good(_));
-        let is_gone = matches!(standing, Standing::Gone);
+        let is_gone = matches!(standing, Standing::Gone(_));
         let renewed = match standing {
             Standing::Good(access) | Standing::PasswordChanged(access) => access,
-            Standing::Gone => Arc::new(access.shut_out()),
+            Standing::Gone(access) => Arc::new(access.shut_out()),
         };
         self.renew_access(subscriber, Some(renewed));
         if !must_close {

@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Router;
+use super::retained::Writer;
 use super::route::{Route, RouteCache, Target};
 use super::share::{Chooser, SharedTargets};
 use super::system::is_system;
@@ -164,7 +165,7 @@ impl Router {
         let memory = self.pressure.level();
         batch.variants.memory = memory;
         // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
-        if message.retain && !self.retain(batch, message) {
+        if message.retain && !self.retain(batch, message, publisher) {
             self.metrics.dropped_retained_full.add(1);
             if publisher.is_some() {
                 return Routed::NotRetained;
@@ -263,7 +264,7 @@ impl Router {
     }
 
     /// [MQTT-3.3.1-5, -6, -7]: an empty payload deletes. False if there is no room for one more.
-    fn retain(&self, batch: &mut Batch, message: &Message<'_>) -> bool {
+    fn retain(&self, batch: &mut Batch, message: &Message<'_>, publisher: Option<&Subscriber>) -> bool {
         let store = self.retained_for(message.topic);
         let written = match () {
             () if message.payload.is_empty() => Some(store.remove(message.topic)),
@@ -272,12 +273,18 @@ impl Router {
                 store.remove(message.topic);
                 None
             }
-            () => store.set(batch.variants.stored(message)).ok(),
+            () => store.set(batch.variants.stored(message), publisher.and_then(writer)).ok(),
         };
         let is_retained = written.is_some();
         written.into_iter().flatten().for_each(|number| batch.writes.wait_for(number));
         is_retained
     }
+}
+
+/// Who retains something; none if there are no rules about what it may say.
+fn writer(publisher: &Subscriber) -> Option<Writer> {
+    let access = publisher.access().filter(|access| access.has_rules())?;
+    Some(Writer { client_id: Arc::clone(&publisher.client_id), access })
 }
 
 impl Batch {

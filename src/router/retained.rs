@@ -11,12 +11,13 @@
 //!
 //! Specification: MQTT 5.0, sections 3.3.1.3 (RETAIN) and 3.3.2.3.3 (Message Expiry Interval).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::RwLock;
 
+use crate::auth::Access;
 use crate::limits::RETAINED_BYTES_MAX;
 use crate::session::{Change, Journal, StoredMessage};
 use crate::topic::NameTrie;
@@ -52,11 +53,22 @@ pub struct RetainedStore {
 #[derive(Debug, Default)]
 struct Inner {
     by_topic: NameTrie<Entry>,
+    /// Who retained them, where there are rules about that.
+    writers: HashMap<Box<str>, Writer, ahash::RandomState>,
     /// The messages that expire, soonest first.
     by_expiry: BTreeMap<ExpiryKey, Arc<StoredMessage>>,
     bytes: usize,
     /// Tells messages that expire at the same instant apart.
     stored_count: u64,
+}
+
+/// Who has retained a message.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    /// The client.
+    pub client_id: Arc<str>,
+    /// What it could do then.
+    pub access: Arc<Access>,
 }
 
 type ExpiryKey = (Instant, u64);
@@ -88,16 +100,16 @@ impl RetainedStore {
     pub(super) fn restore(&self, message: Arc<StoredMessage>) {
         let mut inner = self.inner.write();
         let replaced = inner.remove(&message.topic);
-        inner.insert(message);
+        inner.insert(message, None);
         drop(inner);
         drop(replaced);
     }
 
-    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5]. Gives the number of the change, where it is written down.
+    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5]. Who retained it is remembered where there are rules about that. Gives the number of the change, where it is written down.
     ///
     /// # Errors
     /// When there is no room. The old message is gone all the same: it is no longer what was published last.
-    pub fn set(&self, message: Arc<StoredMessage>) -> Result<Option<u64>, RetainedFull> {
+    pub fn set(&self, message: Arc<StoredMessage>, writer: Option<Writer>) -> Result<Option<u64>, RetainedFull> {
         let mut inner = self.inner.write();
         let replaced = inner.remove(&message.topic);
         let (bytes, held) = (cost(&message), inner.bytes);
@@ -108,7 +120,7 @@ impl RetainedStore {
             (false, None) => None,
         };
         if fits {
-            inner.insert(message);
+            inner.insert(message, writer);
         }
         drop(inner);
         drop(replaced); // a large payload is freed outside the lock
@@ -123,6 +135,26 @@ impl RetainedStore {
         drop(inner);
         drop(removed); // a large payload is freed outside the lock
         number
+    }
+
+    /// Keeps nothing any more of those who no longer may say it, by `may_say`; how many that were.
+    pub fn revoke(&self, may_say: impl Fn(&Writer, &str) -> bool) -> usize {
+        let inner = self.inner.read();
+        let unsaid = inner.writers.iter().filter(|(topic, writer)| !may_say(writer, topic));
+        let unsaid: Vec<_> =
+            unsaid.filter_map(|(topic, _)| inner.by_topic.find(topic)).map(|entry| Arc::clone(&entry.message)).collect();
+        drop(inner);
+        let mut count = 0;
+        for message in unsaid {
+            let mut inner = self.inner.write();
+            // Somebody else may have said something there meanwhile.
+            if inner.by_topic.find(&message.topic).is_some_and(|entry| Arc::ptr_eq(&entry.message, &message)) {
+                inner.remove(&message.topic);
+                self.write_down(|| Change::Forgotten(message.topic.clone()));
+                count += 1;
+            }
+        }
+        count
     }
 
     /// The messages whose topic `filter` (checked, without a share name) matches and that have not expired, in no particular order.
@@ -180,7 +212,10 @@ impl Default for RetainedStore {
 }
 
 impl Inner {
-    fn insert(&mut self, message: Arc<StoredMessage>) {
+    fn insert(&mut self, message: Arc<StoredMessage>, writer: Option<Writer>) {
+        if let Some(writer) = writer {
+            self.writers.insert(message.topic.clone(), writer);
+        }
         self.stored_count += 1;
         let expiry = message.expires_at.map(|at| (at, self.stored_count));
         if let Some(key) = expiry {
@@ -193,6 +228,7 @@ impl Inner {
 
     fn remove(&mut self, topic: &str) -> Option<Arc<StoredMessage>> {
         let Entry { message, expiry } = self.by_topic.remove(topic)?;
+        self.writers.remove(topic);
         if let Some(key) = expiry {
             self.by_expiry.remove(&key);
         }
@@ -256,10 +292,10 @@ mod tests {
     #[test]
     fn the_last_message_of_a_topic_is_kept_until_it_is_removed() {
         let (store, now) = (RetainedStore::default(), any_instant());
-        store.set(message("a/b", "1", None)).unwrap();
-        store.set(message("a/b", "2", None)).unwrap();
-        store.set(message("a/b/c", "3", None)).unwrap();
-        store.set(message("$SYS/x", "4", None)).unwrap();
+        store.set(message("a/b", "1", None), None).unwrap();
+        store.set(message("a/b", "2", None), None).unwrap();
+        store.set(message("a/b/c", "3", None), None).unwrap();
+        store.set(message("$SYS/x", "4", None), None).unwrap();
         for (filter, expected) in
             [("a/b", vec!["2"]), ("a/b/#", vec!["2", "3"]), ("#", vec!["2", "3"]), ("+/+", vec!["2"]), ("$SYS/#", vec!["4"])]
         {
@@ -275,11 +311,11 @@ mod tests {
     fn what_has_expired_is_not_handed_out_and_is_swept() {
         let (store, now) = (RetainedStore::default(), any_instant());
         let at = |seconds| now + Duration::from_secs(seconds);
-        store.set(message("soon", "1", Some(at(1)))).unwrap();
-        store.set(message("later", "2", Some(at(5)))).unwrap();
-        store.set(message("never", "3", None)).unwrap();
-        store.set(message("replaced", "4", Some(at(1)))).unwrap();
-        store.set(message("replaced", "5", None)).unwrap();
+        store.set(message("soon", "1", Some(at(1))), None).unwrap();
+        store.set(message("later", "2", Some(at(5))), None).unwrap();
+        store.set(message("never", "3", None), None).unwrap();
+        store.set(message("replaced", "4", Some(at(1))), None).unwrap();
+        store.set(message("replaced", "5", None), None).unwrap();
         assert_eq!(payloads(&store, "#", at(0)), ["1", "2", "3", "5"]);
         assert_eq!(payloads(&store, "#", at(1)), ["2", "3", "5"], "expired, though not swept");
         assert_eq!((store.sweep_expired(at(0)), store.sweep_expired(at(1)), store.sweep_expired(at(1))), (0, 1, 0));
@@ -291,7 +327,7 @@ mod tests {
         let (store, now) = (RetainedStore::default(), any_instant());
         let many = 2 * SWEEP_TURN + 1;
         for number in 0..many {
-            store.set(message(&format!("t/{number}"), "x", Some(now))).unwrap();
+            store.set(message(&format!("t/{number}"), "x", Some(now)), None).unwrap();
         }
         assert_eq!(store.sweep_expired(now), many);
         assert_eq!((store.count(), store.bytes()), (0, 0));
@@ -308,14 +344,14 @@ mod tests {
         let (first, now) = (message("a", "old", None), any_instant());
         let room = cost(&first);
         let store = RetainedStore::new(room);
-        store.set(first).unwrap();
+        store.set(first, None).unwrap();
         let second = message("b", "x", None);
         let refused = RetainedFull { bytes: cost(&second), held: room, bytes_max: room };
-        assert_eq!(store.set(second), Err(refused));
+        assert_eq!(store.set(second, None), Err(refused));
         assert_eq!(payloads(&store, "#", now), ["old"]);
-        assert!(store.set(message("a", "larger", None)).is_err());
+        assert!(store.set(message("a", "larger", None), None).is_err());
         assert_eq!((payloads(&store, "#", now).len(), store.bytes()), (0, 0), "`old` is not what was published last");
-        assert_eq!(store.set(message("b", "ok", None)), Ok(None));
+        assert_eq!(store.set(message("b", "ok", None), None), Ok(None));
     }
 
     proptest! {
@@ -331,11 +367,11 @@ mod tests {
                         model.remove(&topic);
                     }
                     Some((0, payload)) => {
-                        store.set(message(&topic, &payload, None)).unwrap();
+                        store.set(message(&topic, &payload, None), None).unwrap();
                         model.insert(topic, (u64::MAX, payload));
                     }
                     Some((expiry, payload)) => {
-                        store.set(message(&topic, &payload, Some(at(expiry)))).unwrap();
+                        store.set(message(&topic, &payload, Some(at(expiry))), None).unwrap();
                         model.insert(topic, (expiry, payload));
                     }
                 }

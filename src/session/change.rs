@@ -47,6 +47,8 @@ pub struct Entry {
 pub struct Head {
     /// The client's own name.
     pub client_id: Arc<str>,
+    /// Whose it is, as [`crate::auth::Access::owner`] says; empty: nobody has said.
+    pub owner: Arc<str>,
     /// How long it outlives its connection.
     pub expiry: SessionExpiry,
     /// When its last connection ended; none while it is connected.

@@ -8,6 +8,7 @@ use super::journal::{Journal, Writes};
 use super::message::Will;
 use super::outbound::{OutboundLimits, Queued};
 use super::subscriber::{SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
+use crate::auth::Access;
 use crate::codec::{PacketId, QoS};
 use crate::limits::SUBSCRIPTION_OVERHEAD_BYTES;
 
@@ -17,13 +18,15 @@ pub(super) struct Durable {
     pub(super) session: SubscriberId,
     pub(super) journal: Arc<Journal>,
     client_id: Arc<str>,
+    /// See [`Head::owner`].
+    pub(super) owner: Arc<str>,
     /// How many messages were placed.
     placed: Order,
 }
 
 impl Durable {
     pub(super) fn new(session: SubscriberId, client_id: Arc<str>, journal: Arc<Journal>) -> Self {
-        Self { session, journal, client_id, placed: 0 }
+        Self { session, journal, client_id, owner: Arc::default(), placed: 0 }
     }
 
     /// Names the message, and the change that places it.
@@ -74,7 +77,7 @@ impl Durable {
     }
 
     fn head(&self, expiry: SessionExpiry, left_at: Option<Instant>) -> Head {
-        Head { client_id: Arc::clone(&self.client_id), expiry, left_at }
+        Head { client_id: Arc::clone(&self.client_id), owner: Arc::clone(&self.owner), expiry, left_at }
     }
 }
 
@@ -104,10 +107,13 @@ impl RestoredSession {
         let Self { session, head, subscriptions, entries, received, will } = self;
         let subscriber = Subscriber::new(session, head.client_id, limits, Some(journal));
         subscriber.restored(RESTORED_EPOCH);
+        // Until somebody judges it, it may do nothing.
+        subscriber.set_access(Access::of_owner(&head.owner).map(Arc::new));
         let mut state = subscriber.lock();
         let State { epoch, outbound, inbound, durable, expiry, .. } = &mut *state;
         (*epoch, *expiry) = (RESTORED_EPOCH, head.expiry);
         if let Some(durable) = durable {
+            durable.owner = head.owner;
             durable.placed = entries.last().map_or(0, |(order, _)| *order);
         }
         entries.into_iter().for_each(|(order, entry)| outbound.restore(order, entry));

@@ -45,7 +45,7 @@ pub enum RecordError {
 #[expect(missing_docs, reason = "the fields are those of `Change`")]
 pub enum Record<'a> {
     /// A session.
-    Session { session: u64, client_id: &'a str, expiry: SessionExpiry, left_at_ms: Option<u64> },
+    Session { session: u64, client_id: &'a str, owner: &'a str, expiry: SessionExpiry, left_at_ms: Option<u64> },
     /// It is over, with all that it held.
     Ended { session: u64 },
     /// One of its subscriptions.
@@ -152,9 +152,10 @@ impl Record<'_> {
 
     fn encode_fields(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Session { session, client_id, expiry, left_at_ms } => {
+            Self::Session { session, client_id, owner, expiry, left_at_ms } => {
                 put_number(out, *session);
                 put_bytes(out, client_id.as_bytes());
+                put_bytes(out, owner.as_bytes());
                 // 0 is for ever, else a second more than it is: a session that ends with its connection is not written down.
                 put_number(
                     out,
@@ -278,6 +279,7 @@ impl<'a> Reader<'a> {
             kind::SESSION => Record::Session {
                 session: self.number()?,
                 client_id: self.text()?,
+                owner: self.text()?,
                 expiry: match self.number()? {
                     0 => SessionExpiry::Never,
                     1 => SessionExpiry::WithConnection,
@@ -434,10 +436,11 @@ mod tests {
             subscription_ids,
         };
         vec![
-            Record::Session { session: u64::MAX, client_id: "ü", expiry: SessionExpiry::Never, left_at_ms: None },
+            Record::Session { session: u64::MAX, client_id: "ü", owner: "u0:bob", expiry: SessionExpiry::Never, left_at_ms: None },
             Record::Session {
                 session: 0,
                 client_id: "",
+                owner: "",
                 expiry: SessionExpiry::After(Duration::from_secs(5)),
                 left_at_ms: Some(1_800_000_000_000),
             },

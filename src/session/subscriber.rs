@@ -219,6 +219,9 @@ impl Subscriber {
         will: Option<Will>,
         connack: &[u8],
     ) -> u64 {
+        if let Some(durable) = &mut state.durable {
+            durable.owner = self.access().map(|access| access.owner()).unwrap_or_default();
+        }
         let epoch = state.connect(writes, connected, expiry, will, connack);
         self.epoch.store(epoch, Ordering::Release);
         epoch

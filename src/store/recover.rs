@@ -35,7 +35,7 @@ pub(super) struct Reading {
 #[derive(Debug, Default)]
 struct ReadSession {
     /// None as long as only parts of it were read.
-    head: Option<(Box<str>, SessionExpiry, Option<u64>, Segment)>,
+    head: Option<(Box<str>, Arc<str>, SessionExpiry, Option<u64>, Segment)>,
     subscriptions: Map<Box<str>, (SubscriptionOptions, Segment)>,
     entries: BTreeMap<Order, ReadEntry>,
     received: Map<PacketId, Segment>,
@@ -186,8 +186,8 @@ impl Reading {
 
     fn take(&mut self, record: Record<'_>, at: Segment) {
         match record {
-            Record::Session { session, client_id, expiry, left_at_ms } => {
-                self.session(session).head = Some((client_id.into(), expiry, left_at_ms, at));
+            Record::Session { session, client_id, owner, expiry, left_at_ms } => {
+                self.session(session).head = Some((client_id.into(), owner.into(), expiry, left_at_ms, at));
             }
             Record::Ended { session } => {
                 self.last_session = self.last_session.max(session);
@@ -325,9 +325,9 @@ impl ReadSession {
         clocks: &Clocks,
         lost: &mut Lost,
     ) {
-        let Some((client_id, expiry, left_at_ms, at)) = self.head else { return };
+        let Some((client_id, owner, expiry, left_at_ms, at)) = self.head else { return };
         let left_at = left_at_ms.map(|left_at_ms| clocks.instant(left_at_ms));
-        let head = Head { client_id: client_id.into(), expiry, left_at };
+        let head = Head { client_id: client_id.into(), owner, expiry, left_at };
         mirror.set_session(number, head.clone(), at);
         if left_at.is_none() {
             // It was connected when the broker ended: when it left is unknown, and counts from now.

@@ -254,7 +254,7 @@ impl History {
         self.made += 1;
         let client_id = format!("client {}", self.made);
         self.model.sessions.insert(self.made, ModelSession { client_id: client_id.clone(), ..ModelSession::default() });
-        let head = Head { client_id: client_id.into(), expiry: SessionExpiry::Never, left_at: None };
+        let head = Head { client_id: client_id.into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at: None };
         vec![Change::Session(SubscriberId(self.made), head)]
     }
 
@@ -477,7 +477,7 @@ fn what_expires_and_what_was_connected_counts_from_the_right_moment() {
     let disk = Disk::default();
     let (mut writer, ..) = disk.open();
     let now = clock::now();
-    let head = |name: &str, left_at| Head { client_id: name.into(), expiry: SessionExpiry::Never, left_at };
+    let head = |name: &str, left_at| Head { client_id: name.into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at };
     let expiring = |seconds| {
         let expires_at = Some(now + Duration::from_millis(seconds));
         Arc::new(StoredMessage { expires_at, topic: format!("t/{seconds}").into(), ..(*message("", vec![])).clone() })

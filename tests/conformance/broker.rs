@@ -1,14 +1,16 @@
 //! A real broker in this process, on a free port, with a data directory of its own.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use mqtt_st_quic::config::{Config, Listener};
-use mqtt_st_quic::server::Server;
+use mqtt_st_quic::server::{ReloadError, Server};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 pub struct Broker {
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
+    config: Config,
     /// Taken when the broker stops.
     running: Option<(Runtime, Server)>,
     _data_dir: TempDir,
@@ -36,11 +38,29 @@ impl Broker {
         let context = runtime.enter();
         let server = Server::start(&config, None).unwrap();
         drop(context);
-        Self { address: server.addresses().mqtt[0].address().unwrap(), running: Some((runtime, server)), _data_dir: data_dir }
+        let addresses = server.addresses().mqtt.iter().filter_map(|one| one.address()).collect();
+        Self { addresses, config, running: Some((runtime, server)), _data_dir: data_dir }
     }
 
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.address_of(0)
+    }
+
+    /// Of the listener of that index.
+    pub fn address_of(&self, listener: usize) -> SocketAddr {
+        self.addresses[listener]
+    }
+
+    /// A file in its data directory.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.config.data_dir.join(name)
+    }
+
+    /// Reads its files anew, as at SIGHUP.
+    pub fn reload(&self) -> Result<Vec<String>, ReloadError> {
+        let (runtime, server) = self.running.as_ref().unwrap();
+        let _context = runtime.enter();
+        server.reload(&self.config)
     }
 
     /// Stops in order, as at SIGTERM.

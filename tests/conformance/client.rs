@@ -23,6 +23,8 @@ pub struct Connect {
     pub keep_alive: u16,
     pub properties: Vec<Property>,
     pub will: Option<Will>,
+    pub user_name: Option<String>,
+    pub password: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -45,7 +47,7 @@ impl Connect {
     pub fn new(version: u8) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let id = format!("client-{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        Self { version, id, clean: true, keep_alive: 0, properties: Vec::new(), will: None }
+        Self { version, id, clean: true, keep_alive: 0, properties: Vec::new(), will: None, user_name: None, password: None }
     }
 
     pub fn id(self, id: &str) -> Self {
@@ -71,10 +73,16 @@ impl Connect {
         Self { will: Some(will), ..self }
     }
 
+    /// With a user name and a password.
+    pub fn login(self, user_name: &str, password: &str) -> Self {
+        Self { user_name: Some(user_name.to_owned()), password: Some(password.into()), ..self }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
+        let login_flags = u8::from(self.user_name.is_some()) << 7 | u8::from(self.password.is_some()) << 6;
         let name = if self.version == 3 { "MQIsdp" } else { "MQTT" };
         let will_flags = self.will.as_ref().map_or(0, |will| 4 | will.qos << 3 | u8::from(will.retain) << 5);
-        let mut body = [string(name), vec![self.version, u8::from(self.clean) << 1 | will_flags]].concat();
+        let mut body = [string(name), vec![self.version, u8::from(self.clean) << 1 | will_flags | login_flags]].concat();
         body.extend(self.keep_alive.to_be_bytes());
         body.extend(properties_of(self.version, &self.properties));
         body.extend(string(&self.id));
@@ -82,6 +90,8 @@ impl Connect {
             body.extend(properties_of(self.version, &will.properties));
             body.extend([string(&will.topic), string(&will.payload)].concat());
         }
+        body.extend(self.user_name.iter().flat_map(string));
+        body.extend(self.password.iter().flat_map(string));
         packet(kind::CONNECT, 0, &body)
     }
 }

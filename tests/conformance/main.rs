@@ -11,8 +11,10 @@
     reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
 )]
 
+mod access;
 mod alias;
 mod attacks;
+mod auth;
 mod bounds;
 mod broker;
 mod client;

@@ -16,6 +16,7 @@ pub mod kind {
     pub const PINGREQ: u8 = 12;
     pub const PINGRESP: u8 = 13;
     pub const DISCONNECT: u8 = 14;
+    pub const AUTH: u8 = 15;
 }
 
 /// MQTT 5 property identifiers.
@@ -29,6 +30,8 @@ pub mod property {
     pub const SESSION_EXPIRY: u8 = 0x11;
     pub const ASSIGNED_CLIENT_ID: u8 = 0x12;
     pub const SERVER_KEEP_ALIVE: u8 = 0x13;
+    pub const AUTHENTICATION_METHOD: u8 = 0x15;
+    pub const AUTHENTICATION_DATA: u8 = 0x16;
     pub const REQUEST_PROBLEM_INFORMATION: u8 = 0x17;
     pub const WILL_DELAY: u8 = 0x18;
     pub const REQUEST_RESPONSE_INFORMATION: u8 = 0x19;
@@ -227,8 +230,8 @@ impl Received {
                 packet.codes = std::mem::take(&mut reader.rest).to_vec();
                 assert!(version == 5 || packet.kind == kind::SUBACK || packet.codes.is_empty(), "3.1.1 UNSUBACK has no payload");
             }
-            kind::DISCONNECT => {
-                assert_eq!(version, 5, "a 3.1.1 server sends no DISCONNECT");
+            kind::DISCONNECT | kind::AUTH => {
+                assert_eq!(version, 5, "a 3.1.1 server sends neither DISCONNECT nor AUTH");
                 if !reader.rest.is_empty() {
                     packet.reason = reader.byte();
                     packet.properties = if reader.rest.is_empty() { Vec::new() } else { reader.properties() };

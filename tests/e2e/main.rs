@@ -11,6 +11,7 @@
     reason = "a test fails by panicking, and is not the broker: it reads the clock and starts threads as it likes"
 )]
 
+mod access;
 mod bounds;
 mod broker;
 mod certificates;
