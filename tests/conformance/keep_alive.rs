@@ -33,7 +33,8 @@ fn mqtt_3_1_2_22_a_silent_client_is_closed_after_one_and_a_half_times_its_keep_a
             match silent.receive_within(Duration::from_millis(100)) {
                 Some(None) => break,
                 Some(Some(received)) if received.kind == kind::DISCONNECT => reason = Some(received.reason),
-                _ => assert!(begin.elapsed() < Duration::from_secs(20), "the broker keeps a silent client"),
+                // Five times and more what it may take.
+                _ => assert!(begin.elapsed() < Duration::from_secs(10), "the broker keeps a silent client"),
             }
         }
         assert!(begin.elapsed() >= Duration::from_millis(1_500), "too early: after {:?}", begin.elapsed());

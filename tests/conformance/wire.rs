@@ -209,6 +209,7 @@ impl Received {
             }
             kind::PUBLISH => {
                 assert!(packet.qos() < 3, "[MQTT-3.3.1-4]");
+                assert!(packet.qos() > 0 || !packet.dup(), "DUP at QoS 0 [MQTT-3.3.1-2]");
                 packet.topic = String::from_utf8(reader.string()).unwrap();
                 if packet.qos() > 0 {
                     packet.id = reader.two();
