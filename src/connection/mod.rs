@@ -408,8 +408,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         // What another client's batch left behind: it waits for itself.
         let _ = scratch.batch.writes().take_number();
         let result = loop {
-            // Nothing of a connection that was taken over counts any more, even if it was read already.
             let rest = bytes.get(at..).unwrap_or_default();
+            // Nothing of a connection that was taken over counts any more, even if it was read already; but that it was a good-bye.
             if packets > 0 && !self.connection.subscriber.is_latest(self.connection.epoch) {
                 self.said_goodbye = says_goodbye(rest, self.version, self.terms.packet_bytes_max);
                 break Ok(());

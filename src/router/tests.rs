@@ -51,12 +51,7 @@ impl Bench {
             expiry,
             silence_max: Some(Duration::from_secs(90)),
             will,
-            connected: Connected {
-                version: ProtocolVersion::V5,
-                window: 10,
-                packet_bytes_max: usize::MAX,
-                topic_alias_max: 0,
-            },
+            connected: Connected { version: ProtocolVersion::V5, window: 10, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
             address: None,
             access: None,
         };

@@ -147,7 +147,7 @@ fn filters_come_and_go_in_every_order() {
             order.rotate_left(round);
             assert_eq!(client.unsubscribe(&order).len(), if version == 5 { 5 } else { 0 });
             client.subscribe(&order.map(|filter| (filter, 2)));
-            client.unsubscribe(&order[..round]);
+            client.unsubscribe(&order[..=round]);
             client.subscribe(&order.map(|filter| (filter, 1)));
             client.unsubscribe(&[order[0], order[0]]);
             // Away with the half of them.
