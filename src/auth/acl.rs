@@ -80,7 +80,7 @@ impl Rules {
         let mut count = 0;
         for (number, line) in lines(text) {
             let line = line.map_err(|problem| FileError::at(number, problem))?;
-            let (word, rest) = line.split_once([' ', '\t']).unwrap_or((line, ""));
+            let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
             let rest = rest.trim();
             match word {
                 "user" if rest.is_empty() => return Err(FileError::at(number, Problem::NoUser)),
@@ -129,7 +129,7 @@ impl Rules {
 
 impl Section {
     fn add(&mut self, text: &str, is_pattern: bool) -> Result<(), Problem> {
-        let (kind, filter) = match text.split_once([' ', '\t']) {
+        let (kind, filter) = match text.split_once(' ') {
             None if text.is_empty() => return Err(Problem::NoTopic),
             None => (Kind::Grant { read: true, write: true }, text),
             Some((word, filter)) => (Kind::parse(word)?, filter.trim_start()),
@@ -183,7 +183,7 @@ pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = (usize, Result<&str, Pr
             return None;
         }
         let line = std::str::from_utf8(line).map_err(|_| Problem::NotUtf8);
-        let line = line.and_then(|line| match line.contains(|c: char| c.is_control() && c != '\t') {
+        let line = line.and_then(|line| match line.contains(char::is_control) {
             true => Err(Problem::ControlCharacter),
             false => Ok(line),
         });
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_grammar() {
-        let text = "\u{feff}# comment\r\n\n  \ntopic a/#\r\ntopic read b\ntopic\twrite  c d\nuser  bob the builder \n# topic x\ntopic deny a/secret\n\
+        let text = "\u{feff}# comment\r\n\n  \ntopic a/#\r\ntopic read b\ntopic  write  c d\nuser  bob the builder \n# topic x\ntopic deny a/secret\n\
                     topic readwrite a/#\npattern read %c/%u/+\nuser bob the builder\ntopic write z\n";
         let section = |denied: &[&str], granted: &[(&str, bool, bool)]| Section {
             denied: denied.iter().map(|filter| (*filter).into()).collect(),
@@ -331,6 +331,7 @@ mod tests {
             ("pattern read dev-%c/x", Some(1), Problem::PartOfLevel { level: "dev-%c".into() }),
             ("pattern %u%c", Some(1), Problem::PartOfLevel { level: "%u%c".into() }),
             ("topic a\0b", Some(1), Problem::ControlCharacter),
+            ("topic write\ta", Some(1), Problem::ControlCharacter),
         ] {
             assert_eq!(Rules::parse(text.as_bytes()), Err(FileError { line, problem }), "{text:?}");
         }

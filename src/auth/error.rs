@@ -28,8 +28,8 @@ pub enum Problem {
     /// The files are UTF-8, as MQTT's strings are.
     #[error("not UTF-8; save the file in that encoding")]
     NotUtf8,
-    /// A NUL or another control character: names and topics with one would never be met.
-    #[error("a control character; remove it")]
+    /// A NUL, a tab or another control character: names and topics with one are never met, and Mosquitto takes a tab for a part of them.
+    #[error("a control character; remove it, or put a space in place of a tab")]
     ControlCharacter,
     /// An access file with nothing in it.
     #[error(

@@ -238,7 +238,7 @@ fn rules_are_mosquittos() {
     }
     let site = Site::new();
     let rules = "# anonymous\ntopic read pub/#\ntopic all\ntopic write only/written\ntopic deny pub/not\n\nuser bob\ntopic a/+/c\n\
-                 topic deny a/x/c\ntopic read readwrite words/my topic\ntopic write\tw/#\nuser eve\ntopic #\ntopic deny e/#\n\
+                 topic deny a/x/c\ntopic read readwrite words/my topic\ntopic write w/#\nuser eve\ntopic #\ntopic deny e/#\n\
                  user bob\ntopic read late\npattern read id/%c/#\npattern write user/%u\npattern deny id/%c/no\npattern e/%u\n";
     fs::write(site.file("acl"), rules).unwrap();
     good(&["-c", "-H", "sha512", "-b", &site.file("passwd"), "bob", "x"]);
