@@ -15,3 +15,10 @@ pub fn now() -> Instant {
 pub fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
+
+/// The monotonic clock as the system counts it, from a moment of its own choice.
+#[must_use]
+pub fn monotonic_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

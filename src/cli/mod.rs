@@ -7,6 +7,7 @@ mod certs;
 mod config;
 mod demo;
 mod log;
+mod notify;
 mod output;
 mod passwd;
 mod serve;

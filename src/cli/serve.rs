@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::log::{self, Refilter};
+use super::notify::{self, State};
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use crate::config::Config;
@@ -69,7 +70,7 @@ async fn serve(config: &Config, arguments: &Arguments, refilter: &Refilter) -> a
     if let Some(path) = &arguments.ready_file {
         write_ready_file(path, addresses)?;
     }
-    notify(&[sd_notify::NotifyState::Ready]);
+    notify::tell(State::Ready);
     let signal = loop {
         tokio::select! {
             wish = signals.wish() => match wish {
@@ -80,7 +81,7 @@ async fn serve(config: &Config, arguments: &Arguments, refilter: &Refilter) -> a
         }
     };
     tracing::info!(signal, "stopping; once more ends at once");
-    notify(&[sd_notify::NotifyState::Stopping]);
+    notify::tell(State::Stopping);
     tokio::select! {
         () = server.shutdown() => Ok(ExitCode::SUCCESS),
         _ = signals.stop() => Ok(ExitCode::FAILURE),
@@ -90,8 +91,7 @@ async fn serve(config: &Config, arguments: &Arguments, refilter: &Refilter) -> a
 /// Reads the configuration and the files that it names once more. If anything is wrong in them, the broker goes on as it was.
 fn read_anew(server: &Server, arguments: &Arguments, refilter: &Refilter) {
     tracing::info!("SIGHUP: reading the configuration anew");
-    let since = sd_notify::NotifyState::monotonic_usec_now();
-    notify(&[sd_notify::NotifyState::Reloading].into_iter().chain(since).collect::<Vec<_>>());
+    notify::tell(State::Reloading);
     let done = arguments.settings.load(arguments.config.as_ref()).and_then(|config| {
         let filter = log::check(&config.log)?;
         let need_restart = server.reload(&config)?;
@@ -104,7 +104,7 @@ fn read_anew(server: &Server, arguments: &Arguments, refilter: &Refilter) {
         // The chain of causes in one line.
         Err(error) => tracing::error!(error = format!("{error:#}"), "not reloaded: the broker goes on as it was"),
     }
-    notify(&[sd_notify::NotifyState::Ready]);
+    notify::tell(State::Ready);
 }
 
 /// The file appears whole: who waits for it never reads half of it.
@@ -115,11 +115,4 @@ fn write_ready_file(path: &Path, addresses: &Addresses) -> anyhow::Result<()> {
     let text = serde_json::to_string(addresses)?;
     let written = fs::write(&unfinished, text + "\n").and_then(|()| fs::rename(&unfinished, path));
     written.with_context(|| format!("cannot write --ready-file {}", path.display()))
-}
-
-/// Tells systemd, if it asked to be told.
-fn notify(states: &[sd_notify::NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "cannot tell the service manager");
-    }
 }

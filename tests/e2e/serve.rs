@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
 
 use crate::broker::{Broker, PATIENCE, Site};
@@ -97,15 +98,22 @@ fn sighup_ends_nothing() {
 fn the_service_manager_is_told() {
     let site = Site::new();
     let path = site.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
+    hears_of_the_broker(&site, &UnixDatagram::bind(&path).unwrap(), path.to_str().unwrap());
+    // In the abstract namespace, whose names are gone with their sockets.
+    let name = format!("mqtt-st-quic-{}", std::process::id());
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+    hears_of_the_broker(&site, &UnixDatagram::bind_addr(&address).unwrap(), &format!("@{name}"));
+}
+
+fn hears_of_the_broker(site: &Site, socket: &UnixDatagram, name: &str) {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let heard = || {
         let mut buffer = [0; 4_096];
         let length = socket.recv(&mut buffer).unwrap();
         String::from_utf8_lossy(&buffer[..length]).into_owned()
     };
-    let mut broker = Broker::start(&site, "a", &site.alone("a"), |command| {
-        command.env("NOTIFY_SOCKET", &path);
+    let mut broker = Broker::start(site, "a", &site.alone("a"), |command| {
+        command.env("NOTIFY_SOCKET", name);
     });
     assert!(heard().lines().any(|line| line == "READY=1"));
     broker.signal("HUP");
