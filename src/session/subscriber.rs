@@ -526,7 +526,8 @@ impl State {
         while !self.outbox.is_full(variants.memory) {
             let may_go = self.outbound.may_dequeue(connected.window);
             // In a durable session what must be safe first is put in flight all the same, and what stands behind such a message with it.
-            if !may_go && !(self.durable.is_some() && self.outbound.can_stage(connected.window)) {
+            let may_stage = self.durable.is_some() && self.outbound.can_stage(connected.window);
+            if !may_go && !may_stage {
                 break;
             }
             let Some(queued) = self.outbound.dequeue() else { break };

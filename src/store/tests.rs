@@ -310,6 +310,7 @@ impl History {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "a fresh seed is worth nothing if nobody knows it")]
 fn seeds() -> Vec<u64> {
     let fresh = rand::random();
     println!("fresh seed {fresh}");
