@@ -35,11 +35,20 @@ pub(super) struct Reading {
 #[derive(Debug, Default)]
 struct ReadSession {
     /// None as long as only parts of it were read.
-    head: Option<(Box<str>, Arc<str>, SessionExpiry, Option<u64>, Segment)>,
+    head: Option<ReadHead>,
     subscriptions: Map<Box<str>, (SubscriptionOptions, Segment)>,
     entries: BTreeMap<Order, ReadEntry>,
     received: Map<PacketId, Segment>,
     will: Option<(Will, Segment)>,
+}
+
+#[derive(Debug)]
+struct ReadHead {
+    client_id: Box<str>,
+    owner: Arc<str>,
+    expiry: SessionExpiry,
+    left_at_ms: Option<u64>,
+    at: Segment,
 }
 
 #[derive(Debug)]
@@ -187,7 +196,8 @@ impl Reading {
     fn take(&mut self, record: Record<'_>, at: Segment) {
         match record {
             Record::Session { session, client_id, owner, expiry, left_at_ms } => {
-                self.session(session).head = Some((client_id.into(), owner.into(), expiry, left_at_ms, at));
+                let head = ReadHead { client_id: client_id.into(), owner: owner.into(), expiry, left_at_ms, at };
+                self.session(session).head = Some(head);
             }
             Record::Ended { session } => {
                 self.last_session = self.last_session.max(session);
@@ -290,15 +300,15 @@ impl Reading {
         sessions.sort_by_key(|(number, _)| *number);
         let mut newest: Map<Box<str>, u64> = Map::default();
         for (number, session) in &sessions {
-            if let Some((client_id, ..)) = &session.head {
-                newest.insert(client_id.clone(), *number);
+            if let Some(head) = &session.head {
+                newest.insert(head.client_id.clone(), *number);
             }
         }
         for (number, session) in sessions {
             let session_number = SubscriberId(number);
             match &session.head {
                 // An older one of the same client ended when the newer began.
-                Some((client_id, ..)) if newest.get(client_id) != Some(&number) => mirror.bury(Key::Session(session_number)),
+                Some(head) if newest.get(&head.client_id) != Some(&number) => mirror.bury(Key::Session(session_number)),
                 Some(_) => session.restore(session_number, &mut mirror, &messages, &clocks, &mut lost),
                 None => {
                     lost.sessions += 1;
@@ -325,7 +335,7 @@ impl ReadSession {
         clocks: &Clocks,
         lost: &mut Lost,
     ) {
-        let Some((client_id, owner, expiry, left_at_ms, at)) = self.head else { return };
+        let Some(ReadHead { client_id, owner, expiry, left_at_ms, at }) = self.head else { return };
         let left_at = left_at_ms.map(|left_at_ms| clocks.instant(left_at_ms));
         let head = Head { client_id: client_id.into(), owner, expiry, left_at };
         mirror.set_session(number, head.clone(), at);
