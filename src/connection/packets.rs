@@ -144,11 +144,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
         }
         scratch.batch.count_received(publish.payload.len());
+        match (self.route(topic, publish, scratch, now), publish.packet_id) {
+            (Ok(reason), Some(id)) => self.acknowledge(publish.qos, id, reason, scratch),
+            (Ok(_), None) => Ok(()),
+            (Err(fault), id) => {
+                // Closing is no answer: the client will send it again, and then it is no repeat of what was taken.
+                if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, id) {
+                    self.connection.subscriber.lock().release(scratch.batch.writes(), id);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    /// Gives the message to its receivers. Says what the publisher is answered, if it awaits an answer; after a fault nobody has got it.
+    fn route(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<ReasonCode, Fault> {
         if is_system(topic) {
-            return match publish.packet_id {
-                Some(id) => self.acknowledge(publish.qos, id, ReasonCode::NotAuthorized, scratch),
-                None => Ok(()),
-            };
+            return Ok(ReasonCode::NotAuthorized);
         }
         scratch.properties.clear();
         if !publish.properties.is_forwardable_empty() {
@@ -169,14 +181,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             properties: &scratch.properties,
         };
         let from = Ingress::Session(&self.connection.subscriber);
-        let routed = self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now);
-        match publish.packet_id {
+        match self.router.publish(&mut scratch.batch, &mut self.routes, &message, from, now) {
             // Before MQTT 5 there is no way to refuse it but not to acknowledge it: the client will send it again (3.1.1, section 3.3.5.2).
-            Some(_) if routed == Routed::NoMemory && self.version != ProtocolVersion::V5 => {
+            Routed::NoMemory if publish.packet_id.is_some() && self.version != ProtocolVersion::V5 => {
                 Err(Fault::Close(ReasonCode::QuotaExceeded))
             }
-            Some(id) => self.acknowledge(publish.qos, id, routed.reason(), scratch),
-            None => Ok(()),
+            routed => Ok(routed.reason()),
         }
     }
 

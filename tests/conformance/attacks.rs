@@ -141,7 +141,7 @@ fn filters_come_and_go_in_every_order() {
     let mut bystander = Bystander::new(&broker);
     let filters = ["a", "a/#", "$share/g/a", "+/a", "a"];
     for version in [4, 5] {
-        for round in 0..filters.len() {
+        for round in 1..filters.len() {
             let mut client = Client::new(&broker, version);
             let mut order = filters;
             order.rotate_left(round);

@@ -145,3 +145,33 @@ fn bytes_in_flight_are_bounded_but_for_one_message() {
     subscriber.acknowledge(&second);
     take(&mut subscriber, &small);
 }
+
+/// A message that is refused by closing was not taken: the client sends it again, and it arrives, once.
+#[test]
+fn what_was_refused_by_closing_may_come_again() {
+    let broker = Broker::start();
+    let mut subscriber = Client::subscribed(&broker, 5, "t", 2);
+    let session = Connect::new(5).resume(60);
+    let mut client = Client::connect(&broker, &session);
+    let large: Vec<_> = (0..3).map(|_| user("name", &"x".repeat(30_000))).collect();
+    client.send(&Publish { topic: "t", payload: "too large", qos: 2, id: 7, properties: &large, ..Publish::default() }.encode(5));
+    client.expect_disconnect(&[0x97]);
+    let mut client = Client::connect(&broker, &session);
+    assert!(client.connack.session_present);
+    client.send(&Publish { topic: "t", payload: "again", qos: 2, id: 7, dup: true, ..Publish::default() }.encode(5));
+    assert_eq!(client.expect(kind::PUBREC).id, 7);
+    subscriber.expect_message("again");
+}
+
+/// Nobody else wakes the connection: it must notice by itself that its pause is over.
+#[test]
+fn who_was_paused_is_read_from_again_and_again() {
+    let broker = limited(|limits| limits.max_message_rate = NonZeroU64::new(40));
+    for version in [4, 5] {
+        let mut client = Client::new(&broker, version);
+        for _ in 0..3 {
+            client.send(&burst(&client, 45));
+            take_answers(&mut client, 45);
+        }
+    }
+}

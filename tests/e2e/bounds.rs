@@ -52,6 +52,8 @@ fn memory_is_bounded_and_producers_are_told() {
     let mut reader = Client::subscribed(&broker, 5, "live", 1);
     let (mut filler, mut publisher) = (Client::new(&broker, 5), Client::new(&broker, 5));
     let mut old = Client::new(&broker, 4);
+    let old_session = Connect::new(4).resume(3_600);
+    let mut careful = Client::connect(&broker, &old_session);
 
     let body = "x".repeat(1_000_000);
     let mut kept = Vec::new();
@@ -83,8 +85,10 @@ fn memory_is_bounded_and_producers_are_told() {
         assert_eq!(late.expect_end().reason, Some(reason));
     }
     // Before MQTT 5 there is no refusal but this.
-    old.send(&Publish { topic: "kept", payload: "m", qos: 1, id: 1, ..Publish::default() }.encode(4));
-    assert_eq!(old.expect_end().packets, []);
+    for (client, qos) in [(&mut old, 1), (&mut careful, 2)] {
+        client.send(&Publish { topic: "kept", payload: "m", qos, id: 1, ..Publish::default() }.encode(4));
+        assert_eq!(client.expect_end().packets, []);
+    }
 
     let mut back = Client::connect(&broker, &session);
     for payload in &kept {
@@ -94,6 +98,12 @@ fn memory_is_bounded_and_producers_are_told() {
         (publisher.publish(Publish { topic: "kept", payload: "after", qos: 1, ..Publish::default() }) == 0).then_some(())
     });
     back.expect_message("after");
+    // What was refused so was not taken: it comes again and arrives.
+    let mut careful = Client::connect(&broker, &old_session);
+    assert!(careful.connack.session_present);
+    careful.send(&Publish { topic: "kept", payload: "m", qos: 2, id: 1, dup: true, ..Publish::default() }.encode(4));
+    assert_eq!(careful.expect(kind::PUBREC).id, 1);
+    back.expect_message("m");
     broker.wait_for_log(&["memory is free again"]);
 }
 
