@@ -158,6 +158,13 @@ pub const BRAKE_MAX: Duration = Duration::from_millis(500);
 pub const CONNECT_BYTES_MAX_TIGHT: u32 = 16 * 1024;
 /// What may be sent at once within a rate: as much as in this time.
 pub const RATE_BURST: Duration = Duration::from_secs(1);
+/// How long a client that has sent more than a rate allows is not read from at one time, and what a rate that many share owes at most: nobody is
+/// deaf for longer.
+pub const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A pause is so much longer than what it pays for, so that there is something to read for when it is over.
+pub const PAUSE_TURN: Duration = Duration::from_millis(50);
+/// What may always be read from a client that is not paused, however low its rates.
+pub const PACED_READ_BYTES_LEAST: usize = 64;
 
 /// Highest tree epoch that a peer may name: so far from anything a mesh can reach that counting on from it never overflows.
 pub const EPOCH_MAX: u64 = u64::MAX / 2;
@@ -173,6 +180,8 @@ const _: () = assert!(CONNECT_BYTES_MAX_TIGHT < CONNECT_BYTES_MAX);
 const _: () = assert!(CONNECT_TIMEOUT_BUSY.as_secs() < CONNECT_TIMEOUT.as_secs());
 const _: () = assert!(BRAKE_MAX.as_secs() < CONNECT_TIMEOUT.as_secs());
 const _: () = assert!(HANDSHAKES_MAX < CONNECTIONS_DEFAULT);
+const _: () = assert!(PAUSE_TURN.as_millis() < PAUSE_MAX.as_millis() && PAUSE_MAX.as_secs() < CONNECT_TIMEOUT.as_secs());
+const _: () = assert!(PACED_READ_BYTES_LEAST < READ_BYTES);
 // Replication.
 
 /// Origin-lanes of one lane that are remembered.

@@ -462,7 +462,7 @@ fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Ar
             messages: listener.max_message_rate.or(config.limits.max_message_rate),
             bytes: listener.max_byte_rate.or(config.limits.max_byte_rate),
         },
-        meter: Meter::new(Rates { messages: listener.total_message_rate, bytes: listener.total_byte_rate })
+        meter: Meter::shared(Rates { messages: listener.total_message_rate, bytes: listener.total_byte_rate })
             .map(|meter| Arc::new(Mutex::new(meter))),
         topic_alias_max: config.limits.max_topic_alias,
         topic_alias_broker_max: config.limits.max_topic_alias_broker,

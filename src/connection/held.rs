@@ -47,8 +47,8 @@ impl Held {
         bytes.append(acknowledgements);
     }
 
-    /// Gives `send` what may go; if something is left, the task is woken when that may be so.
-    pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8])) {
+    /// Gives `send` what may go, and how many bytes are left; if something is left, the task is woken when that may be so.
+    pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8], usize)) {
         let Some(waiting) = &mut self.0 else { return };
         let Waiting { bytes, batches, store, mesh } = &mut **waiting;
         if let Some(replication) = router.mesh()
@@ -67,7 +67,7 @@ impl Held {
             batches.pop_front();
         }
         if free > 0 {
-            send(bytes.get(..free).unwrap_or_default());
+            send(bytes.get(..free).unwrap_or_default(), bytes.len().saturating_sub(free));
             bytes.drain(..free.min(bytes.len()));
         }
         if bytes.is_empty() {

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::codec;
 use crate::limits::READ_BYTES;
 use crate::router::Batch;
 use crate::session::Drained;
@@ -83,18 +84,26 @@ pub(super) enum Read<'a> {
 }
 
 impl Input {
-    /// Reads once.
+    /// What is missing of the packet that is coming, bytes, as far as it is known.
+    pub(super) fn missing(&self) -> usize {
+        let length = self.large.or_else(|| codec::frame_length(&self.rest).ok().flatten());
+        length.unwrap_or(0).saturating_sub(self.rest.len())
+    }
+
+    /// Reads once, `most` bytes at most.
     pub(super) fn poll_read<'a, S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
         cx: &mut Context<'_>,
         input: &'a mut [u8],
+        most: usize,
     ) -> Poll<io::Result<Read<'a>>> {
         let kept = if self.large.is_some() { 0 } else { self.rest.len() };
         let Some((front, free)) = input.split_at_mut_checked(kept) else {
             return Poll::Ready(Err(io::Error::other("an unfinished packet outgrew the read buffer")));
         };
-        let mut buffer = ReadBuf::new(free);
+        let room = free.len().min(most);
+        let mut buffer = ReadBuf::new(free.get_mut(..room).unwrap_or_default());
         ready!(Pin::new(stream).poll_read(cx, &mut buffer))?;
         let new = buffer.filled().len();
         if new == 0 {
@@ -273,7 +282,7 @@ mod tests {
         let mut rest = &whole[10..];
         let mut parts = 0;
         loop {
-            match input.poll_read(&mut rest, &mut cx, &mut buffer) {
+            match input.poll_read(&mut rest, &mut cx, &mut buffer, READ_BYTES) {
                 Poll::Ready(Ok(Read::Part(_))) => parts += 1,
                 Poll::Ready(Ok(Read::Large(bytes, _))) => {
                     assert_eq!(bytes, whole[..bytes.len()]);
@@ -287,13 +296,26 @@ mod tests {
     }
 
     #[test]
+    fn a_read_takes_no_more_than_it_may_and_knows_what_is_missing() {
+        let (mut input, mut buffer) = (Input::default(), vec![0; READ_BYTES]);
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut stream: &[u8] = &[0x30, 200, 1, 0, 1, b't'];
+        let Poll::Ready(Ok(Read::Bytes(bytes, 4))) = input.poll_read(&mut stream, &mut cx, &mut buffer, 4) else { panic!() };
+        assert_eq!((bytes, input.missing()), (&[0x30, 200, 1, 0][..], 0));
+        input.keep(&bytes.to_vec(), codec::frame_length(bytes).unwrap());
+        assert_eq!(input.missing(), 203 - 4);
+        input.keep(&[0x30; 10], Some(2 * READ_BYTES));
+        assert_eq!(input.missing(), 2 * READ_BYTES - 10);
+    }
+
+    #[test]
     fn a_small_rest_stands_in_front_of_the_next_read() {
         let mut input = Input::default();
         let mut buffer = vec![0; READ_BYTES];
         let mut cx = Context::from_waker(std::task::Waker::noop());
         input.keep(b"ab", Some(4));
         let mut stream: &[u8] = b"cdef";
-        let Poll::Ready(Ok(Read::Bytes(bytes, 4))) = input.poll_read(&mut stream, &mut cx, &mut buffer) else { panic!() };
+        let Poll::Ready(Ok(Read::Bytes(bytes, 4))) = input.poll_read(&mut stream, &mut cx, &mut buffer, READ_BYTES) else { panic!() };
         assert_eq!(bytes, b"abcdef");
         input.keep(b"", None);
         assert_eq!(input.rest.capacity(), 0, "an idle connection holds no buffer");

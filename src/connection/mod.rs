@@ -37,7 +37,7 @@ use self::reauthentication::Reauthentication;
 use crate::auth::Policy;
 use crate::clock;
 use crate::codec::{self, DecodeError, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
-use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, UNREAD_ANSWERS_BYTES_MAX};
+use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, READ_BYTES, UNREAD_ANSWERS_BYTES_MAX};
 use crate::pressure::Level;
 use crate::router::{Connection, Farewell, RouteCache, Router};
 use crate::session::{NextToSend, OutOfOrder, SessionExpiry, Subscriber, Waiter};
@@ -336,7 +336,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     fn poll_input(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {
         let Worker { input, scratch } = worker;
-        let Poll::Ready(read) = self.input.poll_read(&mut self.stream, cx, input) else { return Poll::Pending };
+        let most = self.pace.as_ref().map_or(READ_BYTES, |pace| pace.room(self.input.missing(), clock::now()));
+        let Poll::Ready(read) = self.input.poll_read(&mut self.stream, cx, input, most) else { return Poll::Pending };
         let processed = match read {
             Err(error) => return Poll::Ready(Err(error.into())),
             Ok(Read::End) => return Poll::Ready(Err(End::Closed)),
@@ -386,7 +387,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
+    /// The longest of all pauses counts.
     fn pause_until(&mut self, at: Instant) {
+        let at = self.pause.as_ref().map_or(at, |pause| pause.deadline().into_std().max(at));
         // A client that is not read from is not to blame for its silence.
         self.connection.subscriber.heard(self.router.millis(at));
         self.pause = Some(Box::pin(tokio::time::sleep_until(at.into())));
@@ -469,7 +472,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             if lags || !is_safe || !self.held.is_empty() {
                 self.held.hold(&mut scratch.acknowledgements, number);
                 if self.held.len() >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX {
-                    self.connection.subscriber.lock().is_unread = true;
+                    let mut state = self.connection.subscriber.lock();
+                    state.is_unread |= state.epoch == self.connection.epoch;
                 }
             }
         }
@@ -490,10 +494,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// Acknowledges what was held and may go. Registers for the rest.
     fn release_held(&mut self, cx: &mut Context<'_>) {
         let Self { held, connection, unread_answers_bytes, router, .. } = self;
-        held.poll_release(router, cx, |acknowledgements| {
+        held.poll_release(router, cx, |acknowledgements, left| {
             let mut state = connection.subscriber.lock();
             if state.epoch == connection.epoch {
-                if std::mem::take(&mut state.is_unread) {
+                if std::mem::replace(&mut state.is_unread, left >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX) {
                     connection.subscriber.heard(router.millis(clock::now()));
                 }
                 state.outbox.tail().extend_from_slice(acknowledgements);
@@ -586,7 +590,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if self.said_goodbye {
             return true;
         }
-        match self.input.poll_read(&mut self.stream, cx, &mut worker.input) {
+        match self.input.poll_read(&mut self.stream, cx, &mut worker.input, READ_BYTES) {
             Poll::Ready(Ok(Read::Bytes(bytes, _))) => says_goodbye(bytes, self.version, self.terms.packet_bytes_max),
             _ => false,
         }

@@ -175,3 +175,29 @@ fn who_was_paused_is_read_from_again_and_again() {
         }
     }
 }
+
+/// One client that sends far more than all may together: the others are not deaf for it, and hear of what it sends no faster than the rate.
+#[test]
+fn one_client_cannot_use_up_what_all_share_for_long() {
+    let broker = listening(|listener| listener.total_message_rate = NonZeroU64::new(100));
+    let mut subscriber = Client::subscribed(&broker, 4, "t", 0);
+    let mut bystander = Client::connect(&broker, &Connect::new(5).keep_alive(1));
+    let mut hog = Client::new(&broker, 4);
+    let start = Instant::now();
+    hog.send(&Publish { topic: "t", ..Publish::default() }.encode(4).repeat(13_000));
+    for _ in 0..50 {
+        subscriber.expect_message("");
+    }
+    for _ in 0..5 {
+        bystander.expect_nothing();
+        bystander.say("other", "m");
+    }
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    // A second's worth at once, then the rate; a pause is a little longer than it must be.
+    let mut count = 50;
+    while start.elapsed() < Duration::from_secs(4) {
+        count += usize::from(subscriber.receive_within(Duration::from_millis(100)).is_some());
+    }
+    let most = 100 * (start.elapsed().as_secs() as usize + 3);
+    assert!(count <= most, "{count} messages, {most} would be right");
+}
