@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use dashmap::Entry;
 
 use super::deadlines::{Deadline, Due};
-use super::route::SubscriptionKey;
 use super::{Batch, Router};
 use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
@@ -92,11 +91,13 @@ impl Router {
     ) -> Result<Connection, TooManySessions> {
         let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, address, access } = request;
         let mut fired = None;
+        let mut taken_from = None;
         let begin = |writes: &mut Writes, will| {
             let subscriber = self.new_subscriber(client_id, expiry);
             subscriber.set_access(access.clone());
             let mut state = subscriber.lock();
             let epoch = subscriber.connect(&mut state, writes, connected, expiry, will, &connack(false));
+            state.address = address;
             drop(state);
             (subscriber, epoch)
         };
@@ -125,7 +126,7 @@ impl Router {
                 if state.connected.is_some() {
                     batch.wake_later(state.close(ReasonCode::SessionTakenOver));
                     wait = rivalry.taken_over(self.millis(now));
-                    self.tell_of_takeover(client_id, state.address, address, now);
+                    taken_from = Some(state.address);
                 }
                 // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
@@ -150,6 +151,7 @@ impl Router {
                     state.rivalry = rivalry;
                     self.renew_access(&old, access.clone());
                     let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
+                    state.address = address;
                     drop(state);
                     Connection { subscriber: old, epoch, wait }
                 } else {
@@ -164,7 +166,9 @@ impl Router {
         if let Some((subscriber, Parting { will, gone, .. })) = fired {
             self.publish_will(batch, &subscriber, will, gone, now);
         }
-        connection.subscriber.lock().address = address;
+        if let Some(before) = taken_from {
+            self.tell_of_takeover(client_id, before, address, now);
+        }
         connection.subscriber.heard(self.millis(now));
         if let Some(silence) = silence_max {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
@@ -393,8 +397,7 @@ impl Router {
         for text in ended.subscriptions.keys() {
             // They were checked when they were subscribed.
             let Ok(filter) = topic::parse_filter(text) else { continue };
-            let key = SubscriptionKey { subscriber: subscriber.id, share: filter.share.map(Arc::from) };
-            let was_there = i64::from(subscriptions.remove(filter.levels, &key).is_some());
+            let was_there = i64::from(subscriptions.remove(filter.levels, filter.share, subscriber.id));
             removed += was_there;
             shared += was_there * i64::from(filter.share.is_some());
         }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::Router;
 use super::deadlines::Due;
-use super::route::{Group, Subscription, SubscriptionKey};
 use crate::session::{RESTORED_EPOCH, RestoredSession, SessionExpiry, StoredMessage, SubscriberId};
 use crate::topic;
 
@@ -38,10 +37,7 @@ impl Router {
         for (text, options) in filters {
             // They were checked when they were subscribed; a later version of this program may be stricter.
             let Ok(filter) = topic::parse_filter(&text) else { continue };
-            let share: Option<Arc<str>> = filter.share.map(Arc::from);
-            let group = share.as_ref().map(|share| Group::join(&subscriptions, share, filter.levels));
-            let subscription = Subscription { subscriber: Arc::clone(&subscriber), options, group };
-            subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
+            subscriptions.insert(filter.levels, filter.share, &subscriber, options);
             added += 1;
         }
         drop(subscriptions);

@@ -1,6 +1,7 @@
 //! Who gets a topic: worked out once from the trie, kept by each publisher until a subscription changes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -21,18 +22,18 @@ const TARGET_BYTES: usize = size_of::<Target>();
 
 /// Key of a subscription in the trie: a session may hold the same filter plainly and in groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct SubscriptionKey {
-    pub(super) subscriber: SubscriberId,
-    pub(super) share: Option<Arc<str>>,
+struct SubscriptionKey {
+    subscriber: SubscriberId,
+    share: Option<Arc<str>>,
 }
 
 /// A subscription as the trie keeps it.
 #[derive(Debug)]
-pub(super) struct Subscription {
-    pub(super) subscriber: Arc<Subscriber>,
-    pub(super) options: SubscriptionOptions,
+struct Subscription {
+    subscriber: Arc<Subscriber>,
+    options: SubscriptionOptions,
     /// Share name and filter together name a group (MQTT 5.0 section 4.8.2).
-    pub(super) group: Option<Group>,
+    group: Option<Group>,
 }
 
 /// See [`Subscription::group`]. Named by share and filter.
@@ -45,19 +46,62 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The group of this name, whose members have one count of turns among those that `subscriptions` holds already.
-    pub(super) fn join(subscriptions: &Subscriptions, share: &Arc<str>, filter: &str) -> Self {
-        let mut others = subscriptions.of_filter(filter).filter_map(|(_, other)| other.group.as_ref());
-        let same = others.find(|other| other.share == *share).cloned();
-        same.unwrap_or_else(|| Self { share: Arc::clone(share), filter: Arc::from(filter), turns: Arc::default() })
-    }
-
     fn name(&self) -> (&str, &str) {
         (&self.share, &self.filter)
     }
 }
 
-pub(super) type Subscriptions = SubscriptionTrie<SubscriptionKey, Subscription>;
+/// All subscriptions, and the groups that the shared ones make.
+#[derive(Debug, Default)]
+pub(super) struct Subscriptions {
+    trie: SubscriptionTrie<SubscriptionKey, Subscription>,
+    /// By share and filter: each group with the number of its members. Those of one filter may be very many, so nobody looks through them.
+    groups: HashMap<(Arc<str>, Arc<str>), (Group, usize), ahash::RandomState>,
+}
+
+impl Subscriptions {
+    /// Subscribes to the filter (checked, `levels` without its share name), in place of what the subscriber had there before.
+    pub(super) fn insert(&mut self, levels: &str, share: Option<&str>, subscriber: &Arc<Subscriber>, options: SubscriptionOptions) {
+        let group = share.map(|share| self.join(share, levels));
+        let key = SubscriptionKey { subscriber: subscriber.id, share: group.as_ref().map(|group| Arc::clone(&group.share)) };
+        let replaced = self.trie.insert(levels, key, Subscription { subscriber: Arc::clone(subscriber), options, group });
+        self.leave(replaced);
+    }
+
+    /// Takes a subscription away. Whether there was one.
+    pub(super) fn remove(&mut self, levels: &str, share: Option<&str>, subscriber: SubscriberId) -> bool {
+        let removed = self.trie.remove(levels, &SubscriptionKey { subscriber, share: share.map(Arc::from) });
+        let existed = removed.is_some();
+        self.leave(removed);
+        existed
+    }
+
+    /// The group of this name with one member more. All its members have one count of turns.
+    fn join(&mut self, share: &str, filter: &str) -> Group {
+        let (share, filter): (Arc<str>, Arc<str>) = (Arc::from(share), Arc::from(filter));
+        let new = || (Group { share: Arc::clone(&share), filter: Arc::clone(&filter), turns: Arc::default() }, 0);
+        let (group, members) = self.groups.entry((Arc::clone(&share), Arc::clone(&filter))).or_insert_with(new);
+        *members += 1;
+        group.clone()
+    }
+
+    /// The last member takes its group along.
+    fn leave(&mut self, subscription: Option<Subscription>) {
+        let Some(Group { share, filter, .. }) = subscription.and_then(|subscription| subscription.group) else { return };
+        if let Entry::Occupied(mut occupied) = self.groups.entry((share, filter)) {
+            occupied.get_mut().1 -= 1;
+            if occupied.get().1 == 0 {
+                occupied.remove();
+            }
+        }
+    }
+
+    /// How many there are, and how many groups.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.trie.len(), self.groups.len())
+    }
+}
 
 /// One receiver of a topic.
 #[derive(Debug)]
@@ -90,7 +134,7 @@ impl Route {
         }
         let mut found: Vec<(&Arc<Subscriber>, &SubscriptionOptions)> = Vec::new();
         let mut groups: HashMap<(&str, &str), (&Group, Vec<Target>), ahash::RandomState> = HashMap::default();
-        subscriptions.for_each_match(topic, |_, subscription| match &subscription.group {
+        subscriptions.trie.for_each_match(topic, |_, subscription| match &subscription.group {
             None => found.push((&subscription.subscriber, &subscription.options)),
             Some(group) if subscription.subscriber.may_receive(topic) => {
                 groups

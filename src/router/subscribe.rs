@@ -1,9 +1,7 @@
 //! Subscriptions and what is retained for them (MQTT 5.0 sections 3.8, 3.10).
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::route::{Group, Subscription, SubscriptionKey};
 use super::{Batch, Connection, Router};
 use crate::codec::{ReasonCode, RetainHandling};
 use crate::limits::{SUBSCRIPTION_OVERHEAD_BYTES, SUBSCRIPTIONS_BYTES_MAX};
@@ -13,6 +11,9 @@ use crate::topic::{self, TopicError};
 
 /// Filters whose retained messages are looked up in one turn: each may have to walk through all of them.
 const RETAINED_LOOK_UPS_PER_TURN: usize = 8;
+
+/// Retained messages that are looked at in one turn: the client may get none of them, and then none fills its outbox.
+const RETAINED_PER_TURN: usize = 1_024;
 
 /// One filter of a SUBSCRIBE.
 #[derive(Clone, Debug)]
@@ -105,11 +106,8 @@ impl Router {
         state.subscriptions.insert(request.filter.into(), request.options.clone());
         let number = state.subscribed(request.filter, &request.options);
         drop(state);
-        let share: Option<Arc<str>> = filter.share.map(Arc::from);
-        self.metrics.shared_subscriptions.change(i64::from(is_new && share.is_some()));
-        let group = share.as_ref().map(|share| Group::join(&subscriptions, share, filter.levels));
-        let subscription = Subscription { subscriber: Arc::clone(subscriber), options: request.options.clone(), group };
-        subscriptions.insert(filter.levels, SubscriptionKey { subscriber: subscriber.id, share }, subscription);
+        self.metrics.shared_subscriptions.change(i64::from(is_new && filter.share.is_some()));
+        subscriptions.insert(filter.levels, filter.share, subscriber, request.options.clone());
         drop(subscriptions);
         self.subscriptions_changed(i64::from(is_new));
         Ok(number)
@@ -136,8 +134,7 @@ impl Router {
         let number = if existed { state.unsubscribed(text) } else { None };
         drop(state);
         if existed {
-            let key = SubscriptionKey { subscriber: connection.subscriber.id, share: filter.share.map(Arc::from) };
-            subscriptions.remove(filter.levels, &key);
+            subscriptions.remove(filter.levels, filter.share, connection.subscriber.id);
             drop(subscriptions);
             self.metrics.shared_subscriptions.change(-i64::from(filter.share.is_some()));
             self.subscriptions_changed(-1);
@@ -157,9 +154,13 @@ impl Router {
         batch.variants().0.memory = memory;
         let pumped = state.pump(batch.variants().0, may_receive, now);
         batch.count_pumped(pumped);
-        let mut look_ups = 0;
+        let (mut look_ups, mut looked_at) = (0, 0);
         while !state.retained.is_empty() && !state.outbox.is_full(memory) && state.outbound.queue_len() == 0 {
+            if looked_at == RETAINED_PER_TURN {
+                return true;
+            }
             if let Some((message, options)) = state.retained.next() {
+                looked_at += 1;
                 // What was replaced meanwhile has gone out live: an older value must not follow it.
                 let is_still_said =
                     self.retained_for(&message.topic).holds(&message) && message.expires_at.is_none_or(|at| at > now);

@@ -75,6 +75,12 @@ impl Bench {
         self.router.subscribe(connection, &request).unwrap();
     }
 
+    fn retain(&mut self, topic: &str, payload: &[u8]) {
+        let message = Message { topic, payload, qos: QoS::AtMostOnce, retain: true, expires_at: None, properties: &[] };
+        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Broker, self.now);
+        self.router.finish(&mut self.batch, self.now);
+    }
+
     fn publish(&mut self, topic: &str, payload: &[u8], qos: QoS) -> Routed {
         let message = Message { topic, payload, qos, retain: false, expires_at: None, properties: &[] };
         let routed = self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Broker, self.now);
@@ -356,4 +362,41 @@ fn messages_that_had_to_wait_are_told_from_those_that_went() {
     }
     bench.router.finish(&mut bench.batch, bench.now);
     assert!(!bench.batch.has_queued());
+}
+
+/// What the client cannot take fills nothing: all the same it is not looked through in one go, under the session's lock.
+#[test]
+fn retained_messages_that_cannot_be_sent_are_looked_at_in_turns() {
+    let mut bench = Bench::new();
+    for number in 0..2_500 {
+        bench.retain(&format!("t/{number}"), b"more than it takes");
+    }
+    let (connection, _) = bench.connect("client", true, SessionExpiry::WithConnection, None);
+    connection.subscriber.lock().connected.as_mut().unwrap().packet_bytes_max = 10;
+    bench.subscribe(&connection, "#");
+    let mut turns = 1;
+    while bench.router.pump(&mut bench.batch, &connection, bench.now) {
+        turns += 1;
+    }
+    assert_eq!((turns, waiting(&connection)), (3, 0));
+    assert!(!connection.subscriber.lock().has_backlog());
+}
+
+#[test]
+fn a_group_is_there_as_long_as_it_has_members() {
+    let mut bench = Bench::new();
+    let [one, other] = ["one", "other"].map(|id| bench.connect(id, true, SessionExpiry::WithConnection, None).0);
+    for connection in [&one, &other, &one] {
+        bench.subscribe(connection, "$share/g/a/#");
+        bench.subscribe(connection, "$share/h/a/#");
+        bench.subscribe(connection, "a/#");
+    }
+    assert_eq!(bench.router.subscriptions.read().len(), (6, 2));
+    bench.router.unsubscribe(&one, "$share/g/a/#").unwrap();
+    assert_eq!(bench.router.subscriptions.read().len(), (5, 2));
+    bench.router.unsubscribe(&other, "$share/g/a/#").unwrap();
+    assert_eq!(bench.router.subscriptions.read().len(), (4, 1));
+    bench.disconnect(&one);
+    bench.disconnect(&other);
+    assert_eq!(bench.router.subscriptions.read().len(), (0, 0));
 }

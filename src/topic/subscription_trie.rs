@@ -89,16 +89,6 @@ impl<K: Eq + Hash, V> SubscriptionTrie<K, V> {
         Some(removed)
     }
 
-    /// The subscriptions to exactly this filter (checked, without a share name).
-    pub fn of_filter<'a>(&'a self, filter: &str) -> impl Iterator<Item = (&'a K, &'a V)> + use<'a, K, V> {
-        let (path, all_below) = split(filter);
-        let node = path
-            .into_iter()
-            .flat_map(|path| path.split(SEPARATOR))
-            .try_fold(&self.root, |node, level| if level == ANY_LEVEL { node.any.as_deref() } else { node.literal.get(level) });
-        node.into_iter().flat_map(move |node| if all_below { &node.below } else { &node.here }.iter())
-    }
-
     /// Calls `found` for every subscription whose filter matches the topic name `name`: a key as often as it has matching filters.
     pub fn for_each_match<'a>(&'a self, name: &str, mut found: impl FnMut(&'a K, &'a V)) {
         let mut waiting = Vec::new();
