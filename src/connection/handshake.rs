@@ -17,7 +17,9 @@ use crate::clock;
 use crate::codec::{
     self, Auth, AuthProperties, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode,
 };
-use crate::limits::{CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM};
+use crate::limits::{
+    CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, PACED_READ_BYTES_LEAST, RECEIVE_MAXIMUM,
+};
 use crate::pressure::Level;
 use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
@@ -79,20 +81,23 @@ where
     accepted
 }
 
-/// Reads until `bytes` begins with a whole CONNECT. Memory grows with what arrives.
+/// Reads until `bytes` begins with a whole CONNECT, and next to nothing of what comes behind it: that is read as the client's rates allow. Memory
+/// grows with what arrives, and where it becomes scarce meanwhile, a large CONNECT comes too late.
 async fn read_connect<S: AsyncRead + Unpin>(
     stream: &mut S,
     bytes: &mut Vec<u8>,
     router: &Router,
     terms: &Terms,
 ) -> Result<(), Refused> {
-    let connect_bytes_max = if router.pressure().level() == Level::Free { CONNECT_BYTES_MAX } else { CONNECT_BYTES_MAX_TIGHT };
-    let bytes_max = terms.packet_bytes_max.min(connect_bytes_max);
     loop {
-        if stream.read_buf(bytes).await? == 0 {
+        let missing = codec::frame_length(bytes)?.unwrap_or(0).saturating_sub(bytes.len());
+        let most = missing.max(PACED_READ_BYTES_LEAST) as u64;
+        if (&mut *stream).take(most).read_buf(bytes).await? == 0 {
             return Err(Refused::Closed);
         }
-        if codec::decode_connect(bytes, bytes_max)?.is_some() {
+        let is_free = router.pressure().level() == Level::Free;
+        let connect_bytes_max = if is_free { CONNECT_BYTES_MAX } else { CONNECT_BYTES_MAX_TIGHT };
+        if codec::decode_connect(bytes, terms.packet_bytes_max.min(connect_bytes_max))?.is_some() {
             return Ok(());
         }
     }
@@ -212,6 +217,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
             ProtocolVersion::V5,
             &Packet::Auth(Auth { reason: ReasonCode::ContinueAuthentication, properties }),
         );
+        if packet.len() > packet_bytes_max(self.connect) {
+            return Err(self.unacceptable(ReasonCode::PacketTooLarge, "a Maximum Packet Size that its challenge does not fit"));
+        }
         self.stream.write_all(&packet).await?;
         loop {
             let answer = match codec::decode(&self.rest, ProtocolVersion::V5, CONNECT_BYTES_MAX)? {
@@ -271,8 +279,7 @@ fn open(
     };
     let (keep_alive_seconds, server_keep_alive) = keep_alive(connect, terms);
     let receive_maximum = connect.properties.receive_maximum.map_or(u16::MAX, NonZeroU16::get);
-    let client_packet_bytes_max =
-        connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
+    let client_packet_bytes_max = packet_bytes_max(connect);
     let request = ConnectRequest {
         client_id: assigned.as_deref().unwrap_or(connect.client_id),
         clean_start: connect.clean_start,
@@ -342,6 +349,11 @@ fn open(
     })
 }
 
+/// The largest packet that the client takes [MQTT-3.1.2-24].
+fn packet_bytes_max(connect: &Connect<'_>) -> usize {
+    connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX))
+}
+
 fn check(connect: &Connect<'_>) -> Result<(), Refused> {
     let version = connect.version;
     let refuse = |reason, why| Err(Refused::Unacceptable { version, reason, why });
@@ -395,7 +407,7 @@ fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
     })
 }
 
-/// The CONNACK that says no, in the client's version. None where nothing is to be said: the client never spoke MQTT.
+/// The CONNACK that says no, in the client's version. None where nothing is to be said: the client never spoke MQTT, or does not take as much.
 fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
     let (version, reason) = match refused {
         Refused::Unacceptable { version, reason, .. } => (*version, *reason),
@@ -410,5 +422,9 @@ fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
     let packet = Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties: ConnAckProperties::default() }));
     let mut encoded = Vec::new();
     codec::encode(&mut encoded, version, &packet).ok()?;
-    Some(encoded)
+    let fits = match codec::decode_connect(bytes, CONNECT_BYTES_MAX) {
+        Ok(Some((connect, _))) => encoded.len() <= packet_bytes_max(&connect),
+        _ => true,
+    };
+    fits.then_some(encoded)
 }

@@ -315,7 +315,9 @@ mod tests {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         input.keep(b"ab", Some(4));
         let mut stream: &[u8] = b"cdef";
-        let Poll::Ready(Ok(Read::Bytes(bytes, 4))) = input.poll_read(&mut stream, &mut cx, &mut buffer, READ_BYTES) else { panic!() };
+        let Poll::Ready(Ok(Read::Bytes(bytes, 4))) = input.poll_read(&mut stream, &mut cx, &mut buffer, READ_BYTES) else {
+            panic!()
+        };
         assert_eq!(bytes, b"abcdef");
         input.keep(b"", None);
         assert_eq!(input.rest.capacity(), 0, "an idle connection holds no buffer");

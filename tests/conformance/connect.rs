@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::broker::Broker;
-use crate::client::{Client, Connect, Publish};
+use crate::client::{Client, Connect, Publish, Will};
 use crate::wire::*;
 
 #[test]
@@ -316,5 +316,17 @@ fn mqtt_3_1_2_24_a_client_that_takes_no_connack_gets_none_that_is_too_large() {
             Some(connack) => assert!(connack.bytes <= size as usize && Some(connack.reason) == reason, "{size}: {connack:?}"),
             None => assert_eq!(reason, None, "{size}"),
         }
+    }
+}
+
+/// [MQTT-3.1.2-24] holds for a refusal as well: who does not take its five bytes is closed without it.
+#[test]
+fn a_refusal_that_the_client_does_not_take_is_not_sent() {
+    let broker = Broker::start();
+    for (maximum, is_told) in [(4, false), (5, true)] {
+        let connect = Connect::new(5).will(Will::new("$SYS/will", "m")).with(four(property::MAXIMUM_PACKET_SIZE, maximum));
+        let mut client = Client::open(&broker, 5);
+        client.send(&connect.encode());
+        assert_eq!(client.expect_end().reason, is_told.then_some(0x87), "a maximum of {maximum}");
     }
 }
