@@ -92,6 +92,18 @@ impl Policies {
             None => Standing::Gone(Arc::new(access.shut_out())),
         }
     }
+
+    /// Judges whose session is left of an earlier run. Listeners may stand in another order by now: it goes on if its owner may come in at any.
+    #[must_use]
+    pub fn judge_restored(&self, access: &Access) -> Standing {
+        let others = self.of_listeners.iter().map(|policy| policy.load().judge(access.identity()));
+        match self.judge(access) {
+            Standing::Gone(gone) => {
+                others.into_iter().find(|standing| matches!(standing, Standing::Good(_))).unwrap_or(Standing::Gone(gone))
+            }
+            standing => standing,
+        }
+    }
 }
 
 /// A file that several listeners name is read once.

@@ -109,6 +109,8 @@ pub struct Server {
     parts: Arc<Parts>,
     /// What it was started with.
     config: Config,
+    /// The same, with what reloads have replaced since.
+    listeners_in_force: Mutex<Vec<Listener>>,
     addresses: Addresses,
     policies: Policies,
     doors: Vec<Arc<Door>>,
@@ -203,7 +205,20 @@ impl Server {
         let timer = task::spawn("timer", run_timer(router));
         let addresses =
             Addresses { mqtt, mesh: parts.mesh.as_ref().map(MeshHandle::local_addr), admin: admin.admin(), health: admin.health() };
-        Ok(Self { parts, config: config.clone(), addresses, policies, doors, stop, listeners, timer, memory, sys, _admin: admin })
+        Ok(Self {
+            parts,
+            config: config.clone(),
+            listeners_in_force: Mutex::new(config.listeners.clone()),
+            addresses,
+            policies,
+            doors,
+            stop,
+            listeners,
+            timer,
+            memory,
+            sys,
+            _admin: admin,
+        })
     }
 
     /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]` and of listeners, the users and rules of `[auth]` and of
@@ -214,14 +229,9 @@ impl Server {
     /// # Errors
     /// See [`ReloadError`]: nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, ReloadError> {
-        let same_addresses = self.config.listeners.iter().map(|one| &one.bind).eq(config.listeners.iter().map(|one| &one.bind));
-        let mut running = self.config.clone();
-        if same_addresses {
-            for (running, new) in running.listeners.iter_mut().zip(&config.listeners) {
-                running.take_auth_of(new);
-                running.take_certificates_of(new);
-            }
-        }
+        let mut in_force = self.listeners_in_force.lock();
+        let mut running = Config { listeners: in_force.clone(), ..self.config.clone() };
+        take_over(&mut running.listeners, &config.listeners);
         let renewals: Vec<_> =
             self.doors.iter().zip(&running.listeners).map(|(door, one)| door.read_anew(one)).collect::<Result<_, _>>()?;
         let policies = Policies::read_anew(config, &running.listeners)?;
@@ -231,6 +241,7 @@ impl Server {
         }
         self.doors.iter().zip(renewals).for_each(|(door, renewal)| door.renew(renewal));
         self.policies.replace(policies);
+        in_force.clone_from(&running.listeners);
         let (mut batch, now) = (Batch::default(), clock::now());
         self.parts.router.judge_anew(&mut batch, |access| self.policies.judge(access), now);
         self.parts.router.finish(&mut batch, now);
@@ -350,6 +361,18 @@ impl View for Parts {
     }
 }
 
+/// Each listener takes over what is said now of the one at its address. Of one that is said nothing any more, what was in force before holds on.
+fn take_over(listeners: &mut [Listener], new: &[Listener]) {
+    let mut new: Vec<&Listener> = new.iter().collect();
+    for listener in listeners {
+        // Several may be bound to any free port: they are told apart by their order.
+        let Some(place) = new.iter().position(|new| new.bind == listener.bind) else { continue };
+        let new = new.remove(place);
+        listener.take_auth_of(new);
+        listener.take_certificates_of(new);
+    }
+}
+
 /// Takes in what was read, before the first client is served.
 fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Restored)) -> Store {
     let now = clock::now();
@@ -358,7 +381,7 @@ fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Rest
     restored.sessions.into_iter().for_each(|session| router.restore_session(session, now));
     // Users may have gone, and rules have changed, while the broker was down.
     let mut batch = Batch::default();
-    router.judge_anew(&mut batch, |access| policies.judge(access), now);
+    router.judge_anew(&mut batch, |access| policies.judge_restored(access), now);
     router.finish(&mut batch, now);
     store
 }

@@ -368,6 +368,36 @@ fn a_session_is_its_users() {
     }
 }
 
+/// What a reload has put in force holds on when a later one finds listeners that it cannot open or close.
+#[test]
+fn no_reload_brings_older_rules_back() {
+    let mut broker = Broker::start();
+    Client::new(&broker, 5).expect_nothing();
+    broker.edit(|config| config.listeners[0].allow_anonymous = Some(false));
+    assert!(broker.reload().unwrap().is_empty());
+    let is_refused = |broker: &Broker| {
+        let mut client = Client::open(broker, 5);
+        client.send(&Connect::new(5).encode());
+        assert_eq!(client.expect_end().reason, Some(NOT_AUTHORIZED));
+    };
+    is_refused(&broker);
+    broker.edit(|config| {
+        let bind = std::net::SocketAddr::from(([127, 0, 0, 2], 0)).into();
+        config.listeners.insert(0, Listener { bind, allow_anonymous: Some(true), ..Listener::default() });
+    });
+    assert_eq!(broker.reload().unwrap(), ["listener"]);
+    is_refused(&broker);
+    // What is said of the listeners that there are is taken over all the same, also when one is gone from the file.
+    broker.edit(|config| config.listeners[1].allow_anonymous = Some(true));
+    broker.reload().unwrap();
+    Client::new(&broker, 5).expect_nothing();
+    broker.edit(|config| config.listeners[1].allow_anonymous = Some(false));
+    broker.reload().unwrap();
+    broker.edit(|config| config.listeners.truncate(1));
+    broker.reload().unwrap();
+    is_refused(&broker);
+}
+
 /// CVE-2017-7652, CVE-2018-12550, CVE-2018-12551: what cannot be read or is empty never means "everybody", and never "nobody in particular".
 #[test]
 fn at_reload_bad_files_change_nothing() {

@@ -63,6 +63,11 @@ impl Broker {
         server.reload(&self.config)
     }
 
+    /// Changes what a reload will find in the configuration.
+    pub fn edit(&mut self, change: impl FnOnce(&mut Config)) {
+        change(&mut self.config);
+    }
+
     /// Stops in order, as at SIGTERM.
     pub fn stop(mut self) {
         let (runtime, server) = self.running.take().unwrap();
