@@ -22,6 +22,8 @@ pub enum Identity {
         /// The name.
         name: Arc<str>,
     },
+    /// It was written down in no way that is understood. Nobody is the same.
+    Unknown,
 }
 
 impl Identity {
@@ -29,9 +31,15 @@ impl Identity {
     #[must_use]
     pub fn user(&self) -> Option<&str> {
         match self {
-            Self::Anonymous => None,
+            Self::Anonymous | Self::Unknown => None,
             Self::User { name, .. } | Self::Certified { name } => Some(name),
         }
+    }
+
+    /// Whether that is the same user, however shown, or nobody as well: then what is the one's is the other's.
+    #[must_use]
+    pub fn is_same_user(&self, other: &Self) -> bool {
+        !matches!((self, other), (Self::Unknown, _) | (_, Self::Unknown)) && self.user() == other.user()
     }
 }
 
@@ -76,22 +84,27 @@ impl Access {
             Identity::Anonymous => ('a', ""),
             Identity::User { name, .. } => ('u', &**name),
             Identity::Certified { name } => ('c', &**name),
+            Identity::Unknown => return Arc::default(),
         };
         format!("{kind}{}:{name}", self.listener).into()
     }
 
-    /// Of whom [`Access::owner`] told before a restart; shut out until it is judged. None: nobody has said.
+    /// Of whom [`Access::owner`] told before a restart; shut out until it is judged.
     #[must_use]
-    pub fn of_owner(owner: &str) -> Option<Self> {
-        let (head, name) = owner.split_once(':')?;
-        let (kind, listener) = head.split_at_checked(1)?;
-        let identity = match kind {
-            "a" => Identity::Anonymous,
-            "u" => Identity::User { name: name.into(), record: None },
-            "c" => Identity::Certified { name: name.into() },
-            _ => return None,
+    pub fn of_owner(owner: &str) -> Self {
+        let understood = || {
+            let (head, name) = owner.split_once(':')?;
+            let (kind, listener) = head.split_at_checked(1)?;
+            let identity = match kind {
+                "a" => Identity::Anonymous,
+                "u" => Identity::User { name: name.into(), record: None },
+                "c" => Identity::Certified { name: name.into() },
+                _ => return None,
+            };
+            Some((identity, listener.parse().ok()?))
         };
-        Some(Self::new(identity, listener.parse().ok()?, Some(Arc::default())))
+        let (identity, listener) = understood().unwrap_or((Identity::Unknown, 0));
+        Self::new(identity, listener, Some(Arc::default()))
     }
 
     /// Whether there is anything that the client may not do.
@@ -152,12 +165,15 @@ mod tests {
         let user = Identity::User { name: "a:b c".into(), record: None };
         for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }] {
             let owner = Access::new(identity.clone(), 7, None).owner();
-            let access = Access::of_owner(&owner).unwrap();
+            let access = Access::of_owner(&owner);
             assert_eq!((access.identity(), access.listener()), (&identity, 7));
             assert!(!access.may_publish("c", "a") && !access.may_receive("c", "a"));
         }
         for owner in ["", "u", "u0", "x0:bob", "u:bob", "ub:bob", ":"] {
-            assert!(Access::of_owner(owner).is_none(), "{owner}");
+            let access = Access::of_owner(owner);
+            assert!(!access.may_publish("c", "a") && !access.may_receive("c", "a"), "{owner}");
+            let is = |other: &Identity| access.identity().is_same_user(other);
+            assert!(!is(&Identity::Anonymous) && !is(access.identity()), "{owner} is nobody's, also not an anonymous client's");
         }
     }
 

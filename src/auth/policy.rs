@@ -87,6 +87,7 @@ impl Policy {
     #[must_use]
     pub fn judge(&self, identity: &Identity) -> Standing {
         match identity {
+            Identity::Unknown => Standing::Gone(self.admit(identity)),
             Identity::Anonymous if self.anonymous.is_none() => Standing::Gone(self.admit(identity)),
             Identity::Anonymous | Identity::Certified { .. } => Standing::Good(self.admit(identity)),
             Identity::User { name, record } => match self.users.as_ref().and_then(|users| users.find(name)) {
@@ -151,6 +152,8 @@ mod tests {
             (&Identity::Anonymous, true, users(BOB), "good"),
             (&Identity::Anonymous, false, users(BOB), "gone"),
             (&Identity::Certified { name: "bob".into() }, false, None, "good"),
+            (&Identity::User { name: "bob".into(), record: None }, false, users(&changed), "good"),
+            (&Identity::Unknown, true, None, "gone"),
         ] {
             let found = match policy(allow_anonymous, users).judge(identity) {
                 Standing::Good(_) => "good",

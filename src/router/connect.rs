@@ -424,10 +424,10 @@ impl Router {
     }
 }
 
-/// A session of which nobody has said whose it is may be anybody's.
+/// Where nobody says who clients are, each is as good as another.
 fn is_same_user(old: &Subscriber, access: Option<&Access>) -> bool {
     match (old.access(), access) {
-        (Some(old), Some(new)) => old.identity().user() == new.identity().user(),
-        _ => true,
+        (Some(old), Some(new)) => old.identity().is_same_user(new.identity()),
+        (old, new) => old.is_none() && new.is_none(),
     }
 }

@@ -108,7 +108,7 @@ impl RestoredSession {
         let subscriber = Subscriber::new(session, head.client_id, limits, Some(journal));
         subscriber.restored(RESTORED_EPOCH);
         // Until somebody judges it, it may do nothing.
-        subscriber.set_access(Access::of_owner(&head.owner).map(Arc::new));
+        subscriber.set_access(Some(Arc::new(Access::of_owner(&head.owner))));
         let mut state = subscriber.lock();
         let State { epoch, outbound, inbound, durable, expiry, .. } = &mut *state;
         (*epoch, *expiry) = (RESTORED_EPOCH, head.expiry);

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
 
 use crate::broker::{Broker, Said, Site, program, run, wait_for};
-use crate::client::{Client, Connect, Publish};
+use crate::client::{Client, Connect, Publish, Will};
 use crate::foreign::is_there;
 
 const NOT_AUTHORIZED: u8 = 0x87;
@@ -409,6 +409,47 @@ fn a_session_is_its_users_after_a_restart_too() {
     broker.signal("HUP");
     broker.wait_for_log(&["reloaded"]);
     assert!(!Client::connect(&broker, &connect("bob", "third")).connack.session_present);
+}
+
+/// A will that its client may not publish does not go out because the broker was restarted before it was due; one that it may does.
+#[test]
+fn wills_of_restored_sessions_are_judged() {
+    let site = Site::new();
+    let passwd = &site.file("passwd");
+    good(&["-H", "sha512", "-bc", passwd, "bob", "secret"]);
+    fs::write(site.file("acl"), "topic #\nuser bob\ntopic t/#\n").unwrap();
+    let configuration = guarded(&site, "a");
+    let anonymous = configuration.clone() + "allow_anonymous = true\n";
+    let broker = site.start("a", &anonymous);
+    let _bobs = ["admin/cmd", "t/will"].map(|topic| {
+        let will = Will { qos: 1, retain: true, ..Will::new(topic, "from the grave") };
+        Client::connect(&broker, &Connect::new(5).login("bob", "secret").id(topic).resume(1_000).will(will))
+    });
+    let mut alice = Client::connect(&broker, &Connect::new(5).id("anonymous").resume(1_000));
+    alice.subscribe(&[("t/#", 1), ("admin/#", 1)]);
+    broker.kill();
+
+    let broker = site.start("a", &anonymous);
+    let mut alice = Client::connect(&broker, &Connect::new(5).id("anonymous").resume(1_000));
+    assert!(alice.connack.session_present);
+    assert_eq!(alice.expect_message("from the grave").topic, "t/will");
+    alice.expect_nothing();
+    let mut late = Client::new(&broker, 5);
+    late.subscribe(&[("admin/#", 0)]);
+    late.expect_nothing();
+    drop(broker);
+
+    // Other listeners in front of hers do not take an anonymous client's session from her; that nobody may come in without a name does.
+    let first = "[[listener]]\nbind = \"127.0.0.2:0\"\nallow_anonymous = false\n";
+    let two = anonymous.replacen("[[listener]]", &format!("{first}[[listener]]"), 1);
+    let broker = site.start("a", &two);
+    let connect = Connect::new(5).id("anonymous").resume(1_000);
+    assert!(Client::connect_at(broker.listener(1), &connect).connack.session_present);
+    drop(broker);
+    let mut broker = site.start("a", &configuration);
+    broker.signal("TERM");
+    assert!(broker.wait().success());
+    assert!(!Client::connect(&site.start("a", &anonymous), &connect).connack.session_present);
 }
 
 /// Failed log-ins are in the log, escaped, with their address, and few enough to be read.
