@@ -137,7 +137,26 @@ pub(super) struct ScramKeys {
     pub(super) server_key: [u8; KEY_BYTES],
 }
 
+/// Equal for records that cannot be told from each other by what a check takes, or by what SCRAM shows of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Cost {
+    kind: u8,
+    numbers: [u32; 3],
+    salt_bytes: usize,
+}
+
 impl Record {
+    /// What it is like, the password apart.
+    pub(super) fn cost(&self) -> Cost {
+        let (kind, numbers, salt) = match &self.0 {
+            Kind::Sha512 { salt, .. } => (0, [0; 3], salt),
+            Kind::Pbkdf2 { iterations, salt, .. } => (1, [*iterations, 0, 0], salt),
+            Kind::Argon2id { cost, salt, .. } => (2, [cost.memory_kib, cost.passes, cost.lanes], salt),
+            Kind::Scram(keys) => (3, [keys.iterations, 0, 0], &keys.salt),
+        };
+        Cost { kind, numbers, salt_bytes: salt.len() }
+    }
+
     /// Hashes a password with a salt of its own. Slow on purpose. `iterations` in place of the default.
     ///
     /// # Errors
@@ -298,12 +317,17 @@ impl ScramKeys {
         Some(Self { iterations, salt, stored_key, server_key })
     }
 
-    /// Keys of a user that there is not: the same for the same name as long as this process lives, good for no password.
-    pub(super) fn decoy(user: &str) -> Self {
+    /// Keys of a user that there is not: like those of another, the same for the same name as long as this process lives, good for no password.
+    pub(super) fn decoy(user: &str, like: &Self) -> Self {
         static SECRET: std::sync::OnceLock<[u8; KEY_BYTES]> = std::sync::OnceLock::new();
-        let salt = hmac_sha256(SECRET.get_or_init(rand::random), user.as_bytes());
-        let (salt, _) = salt.split_at(SALT_BYTES);
-        Self { iterations: SCRAM_ITERATIONS_DEFAULT, salt: salt.into(), stored_key: rand::random(), server_key: rand::random() }
+        let mut block = hmac_sha256(SECRET.get_or_init(rand::random), user.as_bytes());
+        let mut salt = Vec::with_capacity(like.salt.len() + KEY_BYTES);
+        while salt.len() < like.salt.len() {
+            salt.extend(block);
+            block = hmac_sha256(&block, user.as_bytes());
+        }
+        salt.truncate(like.salt.len());
+        Self { iterations: like.iterations, salt: salt.into(), stored_key: rand::random(), server_key: rand::random() }
     }
 }
 

@@ -29,8 +29,14 @@ pub enum Claim {
         /// Of the user's password.
         record: Arc<Record>,
     },
-    /// No such user, or no password: reason code 0x86, 4 before MQTT 5.
-    Wrong,
+    /// No such user: reason code 0x86, 4 before MQTT 5. Who does not know that must not find it out: a check of `record`, which is another's, takes
+    /// as long as one of a user's.
+    Nobody {
+        /// Of a password like most.
+        record: Arc<Record>,
+    },
+    /// A name without a password: the same reason code, whether or not there is such a user.
+    NoPassword,
     /// Reason code 0x87, 5 before MQTT 5.
     NotAllowed,
 }
@@ -65,8 +71,9 @@ impl Policy {
     pub fn claim(&self, user_name: Option<&str>, has_password: bool) -> Claim {
         match (user_name, &self.users) {
             (Some(name), Some(users)) => match users.find(name) {
-                Some((name, record)) if has_password => Claim::Check { name: Arc::clone(name), record: Arc::clone(record) },
-                _ => Claim::Wrong,
+                _ if !has_password => Claim::NoPassword,
+                Some((name, record)) => Claim::Check { name: Arc::clone(name), record: Arc::clone(record) },
+                None => Claim::Nobody { record: Arc::clone(users.decoy()) },
             },
             // A name that nobody can check is worth nothing: no rule about a user of that name holds for it.
             (None, _) | (_, None) if self.anonymous.is_some() => Claim::Granted(Identity::Anonymous),
@@ -121,9 +128,10 @@ mod tests {
             (false, users(BOB), None, true, "not allowed"),
             (true, users(BOB), None, false, "anonymous"),
             (false, users(BOB), Some("bob"), true, "check"),
-            (true, users(BOB), Some("bob"), false, "wrong"),
-            (true, users(BOB), Some("eve"), true, "wrong"),
-            (true, users(BOB), Some(""), true, "wrong"),
+            (true, users(BOB), Some("bob"), false, "no password"),
+            (true, users(BOB), Some("eve"), false, "no password"),
+            (true, users(BOB), Some("eve"), true, "nobody"),
+            (true, users(BOB), Some(""), true, "nobody"),
         ] {
             let case = format!("{allow_anonymous} {users:?} {name:?} {has_password}");
             let found = match Policy::new(0, allow_anonymous, users, None).claim(name, has_password) {
@@ -131,7 +139,8 @@ mod tests {
                 Claim::Granted(_) => "somebody",
                 Claim::Check { name, .. } if &*name == "bob" => "check",
                 Claim::Check { .. } => "check another",
-                Claim::Wrong => "wrong",
+                Claim::Nobody { .. } => "nobody",
+                Claim::NoPassword => "no password",
                 Claim::NotAllowed => "not allowed",
             };
             assert_eq!(found, expected, "{case}");

@@ -93,7 +93,8 @@ impl Scram {
         let user = users.find(&name).map(|(name, record)| (Arc::clone(name), Arc::clone(record)));
         let keys = user.as_ref().and_then(|(_, record)| record.scram()).cloned();
         let user = if keys.is_some() { user } else { None };
-        let keys = keys.unwrap_or_else(|| ScramKeys::decoy(&name));
+        let like = || users.scram_decoy().and_then(Record::scram).map(|like| ScramKeys::decoy(&name, like));
+        let keys = keys.or_else(like).ok_or(ScramError::NotOffered)?;
         let nonce = format!("{client_nonce}{our_nonce}");
         let server_first = format!("r={nonce},s={},i={}", STANDARD.encode(&keys.salt), keys.iterations);
         let gs2_header = format!("{flag},{authzid},").into();
@@ -227,6 +228,10 @@ mod tests {
             let salt = |challenge: &str| challenge.split(',').nth(1).unwrap().to_owned();
             let ((scram, first), (_, second)) = (ask(), ask());
             assert_eq!(salt(&first), salt(&second), "a salt that changed would tell");
+            let ours = users.scram_decoy().and_then(Record::scram).unwrap();
+            let shown = first.split_once(',').unwrap().1.to_owned();
+            assert_eq!(shown.len(), format!("s={},i={}", STANDARD.encode(&ours.salt), ours.iterations).len());
+            assert!(shown.ends_with(&format!(",i={}", ours.iterations)), "a count that nobody else has would tell: {shown}");
             let nonce = first.split(',').next().unwrap();
             let proof = STANDARD.encode([0; KEY_BYTES]);
             assert_eq!(scram.finish(format!("c=biws,{nonce},p={proof}").as_bytes()).unwrap_err(), ScramError::Wrong);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::acl::lines;
 use super::error::{FileError, Problem};
-use super::password::{Record, Unusable};
+use super::password::{Cost, Record, Unusable};
 
 /// As long as MQTT's strings may be, bytes.
 const NAME_BYTES_MAX: usize = 65_535;
@@ -44,9 +44,11 @@ fn check_user_name(name: &str) -> Result<(), UserNameError> {
 }
 
 /// The users of one password file.
-#[derive(Debug, Default)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Users {
     by_name: HashMap<Arc<str>, Arc<Record>, ahash::RandomState>,
+    decoy: Arc<Record>,
+    scram_decoy: Option<Arc<Record>>,
 }
 
 impl Users {
@@ -71,7 +73,22 @@ impl Users {
             })?;
             by_name.insert(name.into(), Arc::new(record));
         }
-        if by_name.is_empty() { Err(FileError::whole(Problem::NoUsers)) } else { Ok(Self { by_name }) }
+        let scram_decoy = most_frequent(by_name.values().filter(|record| record.scram().is_some()));
+        match most_frequent(by_name.values()) {
+            Some(decoy) => Ok(Self { by_name, decoy, scram_decoy }),
+            None => Err(FileError::whole(Problem::NoUsers)),
+        }
+    }
+
+    /// Like most of the records: what is checked of who is no user.
+    #[must_use]
+    pub fn decoy(&self) -> &Arc<Record> {
+        &self.decoy
+    }
+
+    /// Like most of those for SCRAM, if there are any.
+    pub(super) fn scram_decoy(&self) -> Option<&Record> {
+        self.scram_decoy.as_deref()
     }
 
     /// A user's name, as it is kept, and password.
@@ -83,8 +100,22 @@ impl Users {
     /// Whether any user can log in with SCRAM.
     #[must_use]
     pub fn have_scram(&self) -> bool {
-        self.by_name.values().any(|record| record.scram().is_some())
+        self.scram_decoy.is_some()
     }
+}
+
+/// One of those of whose cost there are most; the same from the same file.
+fn most_frequent<'a>(records: impl Iterator<Item = &'a Arc<Record>>) -> Option<Arc<Record>> {
+    let mut counts: HashMap<Cost, (usize, &Arc<Record>), ahash::RandomState> = HashMap::default();
+    for record in records {
+        let (count, one) = counts.entry(record.cost()).or_insert((0, record));
+        *count += 1;
+        if record.to_string() < one.to_string() {
+            *one = record;
+        }
+    }
+    let most = counts.into_iter().max_by_key(|(cost, (count, _))| (*count, *cost));
+    most.map(|(_, (_, record))| Arc::clone(record))
 }
 
 /// A password file as text, to be changed line by line: comments and order stay as they are.

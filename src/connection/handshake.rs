@@ -12,7 +12,7 @@ use super::io::with_worker;
 use super::login::Found;
 use super::reauthentication::Reauthentication;
 use super::{Peer, Terms};
-use crate::auth::{Claim, Identity, Policy, SCRAM_SHA_256, Scram};
+use crate::auth::{Claim, Identity, Policy, Record, SCRAM_SHA_256, Scram};
 use crate::clock;
 use crate::codec::{
     self, Auth, AuthProperties, ConnAck, ConnAckProperties, Connect, DecodeError, Packet, ProtocolVersion, ReasonCode,
@@ -171,16 +171,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
         match policy.claim(self.connect.user_name, self.connect.password.is_some()) {
             Claim::Granted(identity) => Ok(Proven { identity, method: None }),
             Claim::NotAllowed => Err(self.refuse(ReasonCode::NotAuthorized, "anonymous clients may not come in here", since).await),
-            Claim::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
-            Claim::Check { name, record } => {
-                let password = self.connect.password.unwrap_or_default();
-                match self.terms.logins.verify(self.peer.address.ip(), &name, &record, password).await {
-                    Found::Good => Ok(Proven { identity: Identity::User { name, record: Some(record) }, method: None }),
-                    Found::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
-                    Found::Busy => Err(self.refuse(ReasonCode::ServerBusy, "too many log-ins", since).await),
-                }
+            Claim::NoPassword => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
+            Claim::Nobody { record } => {
+                let name = self.connect.user_name.unwrap_or_default();
+                Err(match self.verify(name, false, &record).await {
+                    Found::Good | Found::Wrong => self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await,
+                    Found::Busy => self.busy(since).await,
+                })
             }
+            Claim::Check { name, record } => match self.verify(&name, true, &record).await {
+                Found::Good => Ok(Proven { identity: Identity::User { name, record: Some(record) }, method: None }),
+                Found::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
+                Found::Busy => Err(self.busy(since).await),
+            },
         }
+    }
+
+    async fn verify(&self, name: &str, is_user: bool, record: &Arc<Record>) -> Found {
+        let password = self.connect.password.unwrap_or_default();
+        self.terms.logins.verify(self.peer.address.ip(), name, is_user, record, password).await
+    }
+
+    async fn busy(&self, since: Instant) -> Refused {
+        self.refuse(ReasonCode::ServerBusy, "too many log-ins", since).await
     }
 
     async fn authenticate_by(&mut self, method: &str, policy: &Policy, since: Instant) -> Result<Proven, Refused> {
@@ -194,12 +207,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
             return Err(self.refuse(ReasonCode::NotAuthorized, "a SCRAM message that is not understood", since).await);
         };
         let response = self.ask(&challenge).await?;
+        // Here and not before the challenge: then as many could be asked at once as there are connections, and each try one password.
+        if !self.terms.logins.turn_of(self.peer.address.ip()).await {
+            return Err(self.busy(since).await);
+        }
         let user_name = self.connect.user_name;
         match scram.finish(&response) {
             Ok((identity, signature)) if user_name.is_none() || user_name == identity.user() => {
                 Ok(Proven { identity, method: Some((SCRAM_SHA_256, signature)) })
             }
-            _ => Err(self.refuse(ReasonCode::NotAuthorized, WRONG, since).await),
+            _ => {
+                self.terms.logins.count_wrong(self.peer.address.ip());
+                Err(self.refuse(ReasonCode::NotAuthorized, WRONG, since).await)
+            }
         }
     }
 

@@ -4,8 +4,9 @@
 //!   the broker is busy.
 //! - A password that was found good is remembered for a minute, as a keyed digest: clients that come back after a restart of their network cost
 //!   no hash.
-//! - A refusal for a wrong password, or a user that there is not, takes a fixed time, the same for both. An address from which many came waits
-//!   its turn before anything is hashed for it.
+//! - A refusal for a wrong password, or a user that there is not, takes a fixed time, the same for both. From an address with many wrong ones the
+//!   next is looked at a second after the last, be it shown as a password or by SCRAM. What is good, and what is not looked at, does not count: a crowd behind one
+//!   address is not kept out by one of them.
 //!
 //! What is decided here and what for is `auth`'s; that names come escaped into the log and once a second at most is this module's.
 
@@ -33,7 +34,7 @@ const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 const FREE_REFUSALS: u32 = 10;
 /// Refusals that are counted of an address: so many turns later it is as good as any other again.
 const REFUSALS_MAX: u32 = 60;
-/// How far apart the turns of an address with more refusals are.
+/// How far apart wrong log-ins of an address with more refusals are looked at.
 const TURN: Duration = Duration::from_secs(1);
 /// A turn that is further away than this is not waited for.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -68,7 +69,7 @@ pub struct Logins {
 struct Refusals {
     count: u32,
     at: Instant,
-    /// When the next of its log-ins may be looked at.
+    /// When the next of its log-ins may be looked at, if it has had its free ones.
     next: Instant,
 }
 
@@ -94,43 +95,73 @@ impl Default for Logins {
 }
 
 impl Logins {
-    /// Whether `password` is `user`'s. `address` is whence the client comes, as far as that can be told.
-    pub(super) async fn verify(&self, address: Option<IpAddr>, user: &str, record: &Arc<Record>, password: &[u8]) -> Found {
+    /// Whether `password` is `user`'s. `address` is whence the client comes, as far as that can be told. One who is no user is checked against another's
+    /// record, at the same cost, and is never good.
+    pub(super) async fn verify(
+        &self,
+        address: Option<IpAddr>,
+        user: &str,
+        is_user: bool,
+        record: &Arc<Record>,
+        password: &[u8],
+    ) -> Found {
         let digest = self.digest(user, record, password);
-        if self.remembers(&digest) {
+        if is_user && self.remembers(&digest) {
             return Found::Good;
         }
-        let Ok(_waiting) = self.waiting.try_acquire() else { return Found::Busy };
-        match address.map_or(Some(Duration::ZERO), |address| self.turn(address)) {
-            None => return Found::Busy,
-            Some(Duration::ZERO) => {}
-            Some(wait) => tokio::time::sleep(wait).await,
-        }
+        let latest = clock::now() + TURN_WAIT_MAX;
         // The permit goes with the hash: it is given back when that is done, even if the client is gone by then.
-        let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return Found::Busy };
+        let permit = loop {
+            if !self.turn(address, latest).await {
+                return Found::Busy;
+            }
+            let Ok(_waiting) = self.waiting.try_acquire() else { return Found::Busy };
+            let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return Found::Busy };
+            // Of many that began together the first may have been wrong by now.
+            if self.next_turn(address, clock::now()).is_none() {
+                break permit;
+            }
+        };
         let (record, password) = (Arc::clone(record), password.to_vec());
         let verified = task::blocking(move || {
             let is_good = record.verify(&password);
             drop(permit);
-            is_good
+            is_good && is_user
         });
         match verified.await {
             Some(true) => {
                 self.remember(digest);
                 Found::Good
             }
-            Some(false) => Found::Wrong,
+            Some(false) => {
+                self.count_wrong(address);
+                Found::Wrong
+            }
             None => Found::Busy,
         }
     }
 
-    /// Counts a refusal, says so now and then, and waits until `since` is long enough ago for the client to be told.
-    pub(super) async fn refuse(&self, address: Option<IpAddr>, client: &str, user: Option<&str>, why: &str, since: Instant) {
-        let now = clock::now();
-        if let Some(address) = address {
-            self.count_refusal(address, now);
+    /// Waits until a log-in from `address` may be looked at; false: not before `latest`.
+    async fn turn(&self, address: Option<IpAddr>, latest: Instant) -> bool {
+        while let Some(next) = self.next_turn(address, clock::now()) {
+            if next > latest {
+                return false;
+            }
+            // Not all at once.
+            let at = next + TURN.mul_f64(rand::random::<f64>() / 2.0);
+            tokio::time::sleep_until(at.into()).await;
         }
-        self.say(address, client, user, why, now);
+        true
+    }
+
+    /// [`Logins::turn`] for a proof that costs us nothing to look at. What is found wrong of it is to be counted at once.
+    pub(super) async fn turn_of(&self, address: Option<IpAddr>) -> bool {
+        self.turn(address, clock::now() + TURN_WAIT_MAX).await
+    }
+
+    /// Says now and then that a client was refused, and waits until `since` is long enough ago for the client to be told.
+    pub(super) async fn refuse(&self, address: Option<IpAddr>, client: &str, user: Option<&str>, why: &str, since: Instant) {
+        self.say(address, client, user, why, clock::now());
         tokio::time::sleep_until((since + REFUSAL_DELAY).into()).await;
     }
 
@@ -174,23 +205,16 @@ impl Logins {
         good.insert(digest, now);
     }
 
-    /// How long a log-in from `address` has to wait for its turn; none: too long.
-    fn turn(&self, address: IpAddr) -> Option<Duration> {
-        let now = clock::now();
-        let mut refused = self.refused.lock();
-        let Some(refusals) = refused.get_mut(&network(address)) else { return Some(Duration::ZERO) };
-        if refusals.count_at(now) < FREE_REFUSALS {
-            return Some(Duration::ZERO);
-        }
-        let wait = refusals.next.saturating_duration_since(now);
-        if wait > TURN_WAIT_MAX {
-            return None;
-        }
-        refusals.next = refusals.next.max(now) + TURN;
-        Some(wait)
+    /// When a log-in from `address` may be looked at; none: now.
+    fn next_turn(&self, address: Option<IpAddr>, now: Instant) -> Option<Instant> {
+        let refusals = *self.refused.lock().get(&network(address?))?;
+        (refusals.count_at(now) >= FREE_REFUSALS && refusals.next > now).then_some(refusals.next)
     }
 
-    fn count_refusal(&self, address: IpAddr, now: Instant) {
+    /// A log-in from there was wrong.
+    pub(super) fn count_wrong(&self, address: Option<IpAddr>) {
+        let Some(address) = address else { return };
+        let now = clock::now();
         let mut refused = self.refused.lock();
         if refused.len() >= ADDRESSES_MAX {
             refused.retain(|_, refusals| refusals.count_at(now) > 0);
@@ -201,6 +225,9 @@ impl Logins {
         let refusals = refused.entry(network(address)).or_insert(Refusals { count: 0, at: now, next: now });
         refusals.count = refusals.count_at(now).saturating_add(1).min(REFUSALS_MAX);
         refusals.at = now;
+        if refusals.count >= FREE_REFUSALS {
+            refusals.next = refusals.next.max(now) + TURN;
+        }
     }
 }
 
