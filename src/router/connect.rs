@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use dashmap::Entry;
 
 use super::deadlines::{Deadline, Due};
+use super::publish::Ingress;
+use super::route::RouteCache;
 use super::{Batch, Router};
 use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
@@ -324,8 +326,15 @@ impl Router {
 
     /// [`Router::judge_anew`] for a single session: one that was let in by the old rules while they changed.
     pub fn judge_one(&self, batch: &mut Batch, subscriber: &Arc<Subscriber>, judge: impl Fn(&Access) -> Standing, now: Instant) {
-        let Some(access) = subscriber.access() else { return };
-        let standing = judge(&access);
+        let (standing, mut state) = loop {
+            let Some(access) = subscriber.access() else { return };
+            let standing = judge(&access);
+            let state = subscriber.lock();
+            // Who has come in meanwhile has shown who it is anew: that is judged, not what was before.
+            if subscriber.access().is_some_and(|now| Arc::ptr_eq(&now, &access)) {
+                break (standing, state);
+            }
+        };
         let must_close = !matches!(standing, Standing::Good(_));
         let is_gone = matches!(standing, Standing::Gone(_));
         let renewed = match standing {
@@ -336,7 +345,6 @@ impl Router {
         if !must_close {
             return;
         }
-        let mut state = subscriber.lock();
         if is_gone {
             state.expiry = SessionExpiry::WithConnection;
         }
@@ -355,12 +363,12 @@ impl Router {
     }
 
     /// Routes in which the client's old rights stand are void, unless the new ones are the same.
-    fn renew_access(&self, subscriber: &Subscriber, access: Option<Arc<Access>>) {
+    pub(super) fn renew_access(&self, subscriber: &Subscriber, access: Option<Arc<Access>>) {
         let old = subscriber.access();
         let is_same = match (&old, &access) {
-            (None, None) => true,
             (Some(old), Some(new)) => old.grants_same(new),
-            _ => false,
+            // Of whom nobody has said anything may do everything.
+            (one, other) => !one.iter().chain(other).any(|access| access.has_rules()),
         };
         subscriber.set_access(access);
         if !is_same {
@@ -415,7 +423,7 @@ impl Router {
             return;
         }
         let message = StoredMessage { expires_at: will.message_expiry.map(|rest| now + rest), ..will.message };
-        self.publish_own(batch, &message, now);
+        self.publish(batch, &mut RouteCache::default(), &message.borrow(), Ingress::Will(subscriber), now);
         gone.into_iter().for_each(|change| batch.writes().push(change));
     }
 

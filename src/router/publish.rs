@@ -13,15 +13,15 @@ use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
-use crate::session::{Delivery, Message, Outcome, Pumped, StoredMessage, Subscriber, Variants, Writes, remaining_seconds};
+use crate::session::{Delivery, Message, Outcome, Pumped, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
 #[derive(Clone, Copy, Debug)]
 pub enum Ingress<'a> {
     /// A client of this broker.
     Session(&'a Subscriber),
-    /// This broker itself: a will.
-    Broker,
+    /// This broker itself, for a client that is gone: its will.
+    Will(&'a Subscriber),
     /// A link of the mesh; it is not sent back there.
     Link,
     /// This broker itself, to its own clients: what is below `$SYS`.
@@ -152,9 +152,10 @@ impl Router {
         ingress: Ingress<'_>,
         now: Instant,
     ) -> Routed {
-        let publisher = match ingress {
-            Ingress::Session(subscriber) => Some(subscriber),
-            Ingress::Broker | Ingress::Link | Ingress::System => None,
+        let (publisher, writer) = match ingress {
+            Ingress::Session(subscriber) => (Some(subscriber), Some(subscriber)),
+            Ingress::Will(subscriber) => (None, Some(subscriber)),
+            Ingress::Link | Ingress::System => (None, None),
         };
         let route = self.route(routes, message.topic, publisher);
         if !route.may_publish {
@@ -165,7 +166,7 @@ impl Router {
         let memory = self.pressure.level();
         batch.variants.memory = memory;
         // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
-        if message.retain && !self.retain(batch, message, publisher) {
+        if message.retain && !self.retain(batch, message, writer) {
             self.metrics.dropped_retained_full.add(1);
             if publisher.is_some() {
                 return Routed::NotRetained;
@@ -258,13 +259,8 @@ impl Router {
         self.metrics.dropped_denied.add(counts.denied);
     }
 
-    /// Publishes a message of the broker's own making.
-    pub(super) fn publish_own(&self, batch: &mut Batch, message: &StoredMessage, now: Instant) {
-        self.publish(batch, &mut RouteCache::default(), &message.borrow(), Ingress::Broker, now);
-    }
-
     /// [MQTT-3.3.1-5, -6, -7]: an empty payload deletes. False if there is no room for one more.
-    fn retain(&self, batch: &mut Batch, message: &Message<'_>, publisher: Option<&Subscriber>) -> bool {
+    fn retain(&self, batch: &mut Batch, message: &Message<'_>, writer: Option<&Subscriber>) -> bool {
         let store = self.retained_for(message.topic);
         let written = match () {
             () if message.payload.is_empty() => Some(store.remove(message.topic)),
@@ -273,7 +269,17 @@ impl Router {
                 store.remove(message.topic);
                 None
             }
-            () => store.set(batch.variants.stored(message), publisher.and_then(writer)).ok(),
+            () => {
+                let stored = batch.variants.stored(message);
+                let by = writer.and_then(writer_of);
+                let has_rules = by.is_some();
+                let written = store.set(Arc::clone(&stored), by).ok();
+                // The rules may have changed since the route was found, and what was retained by then has been looked at already.
+                if has_rules && writer.is_some_and(|writer| !writer.may_publish(message.topic)) {
+                    store.take_back(&stored);
+                }
+                written
+            }
         };
         let is_retained = written.is_some();
         written.into_iter().flatten().for_each(|number| batch.writes.wait_for(number));
@@ -282,7 +288,7 @@ impl Router {
 }
 
 /// Who retains something; none if there are no rules about what it may say.
-fn writer(publisher: &Subscriber) -> Option<Writer> {
+fn writer_of(publisher: &Subscriber) -> Option<Writer> {
     let access = publisher.access().filter(|access| access.has_rules())?;
     Some(Writer { client_id: Arc::clone(&publisher.client_id), access })
 }

@@ -144,17 +144,18 @@ impl RetainedStore {
         let unsaid: Vec<_> =
             unsaid.filter_map(|(topic, _)| inner.by_topic.find(topic)).map(|entry| Arc::clone(&entry.message)).collect();
         drop(inner);
-        let mut count = 0;
-        for message in unsaid {
-            let mut inner = self.inner.write();
-            // Somebody else may have said something there meanwhile.
-            if inner.by_topic.find(&message.topic).is_some_and(|entry| Arc::ptr_eq(&entry.message, &message)) {
-                inner.remove(&message.topic);
-                self.write_down(|| Change::Forgotten(message.topic.clone()));
-                count += 1;
-            }
+        unsaid.iter().filter(|message| self.take_back(message)).count()
+    }
+
+    /// Keeps that message no more. False if its topic has another by now: somebody else has said something there.
+    pub(super) fn take_back(&self, message: &Arc<StoredMessage>) -> bool {
+        let mut inner = self.inner.write();
+        let is_there = inner.by_topic.find(&message.topic).is_some_and(|entry| Arc::ptr_eq(&entry.message, message));
+        if is_there {
+            inner.remove(&message.topic);
+            self.write_down(|| Change::Forgotten(message.topic.clone()));
         }
-        count
+        is_there
     }
 
     /// The messages whose topic `filter` (checked, without a share name) matches and that have not expired, in no particular order.

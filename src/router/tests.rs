@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::*;
+use crate::auth::{Access, Identity, Rules, Standing};
 use crate::codec::{ProtocolVersion, QoS, ReasonCode, RetainHandling};
 use crate::session::{Connected, Drained, Message, SessionExpiry, StoredMessage, SubscriptionOptions, Will};
 
@@ -77,13 +78,13 @@ impl Bench {
 
     fn retain(&mut self, topic: &str, payload: &[u8]) {
         let message = Message { topic, payload, qos: QoS::AtMostOnce, retain: true, expires_at: None, properties: &[] };
-        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Broker, self.now);
+        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::System, self.now);
         self.router.finish(&mut self.batch, self.now);
     }
 
     fn publish(&mut self, topic: &str, payload: &[u8], qos: QoS) -> Routed {
         let message = Message { topic, payload, qos, retain: false, expires_at: None, properties: &[] };
-        let routed = self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Broker, self.now);
+        let routed = self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::System, self.now);
         self.router.finish(&mut self.batch, self.now);
         routed
     }
@@ -356,7 +357,7 @@ fn messages_that_had_to_wait_are_told_from_those_that_went() {
     let message = Message { topic: "t", payload: b"x", qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties: &[] };
     for (count, queued) in [(0, false), (1, true)] {
         for _ in 0..count {
-            bench.router.publish(&mut bench.batch, &mut bench.routes, &message, Ingress::Broker, bench.now);
+            bench.router.publish(&mut bench.batch, &mut bench.routes, &message, Ingress::System, bench.now);
         }
         assert_eq!(bench.batch.has_queued(), queued);
     }
@@ -399,4 +400,86 @@ fn a_group_is_there_as_long_as_it_has_members() {
     bench.disconnect(&one);
     bench.disconnect(&other);
     assert_eq!(bench.router.subscriptions.read().len(), (0, 0));
+}
+
+fn access(rules: &str) -> Arc<Access> {
+    let rules = Arc::new(Rules::parse(rules.as_bytes()).unwrap());
+    Arc::new(Access::new(Identity::Certified { name: "bob".into() }, 0, Some(rules)))
+}
+
+#[test]
+fn whose_user_is_gone_keeps_no_session_by_a_farewell() {
+    let mut bench = Bench::new();
+    let (bob, _) = bench.connect("c", true, HOUR, None);
+    bob.subscriber.set_access(Some(access("user bob\ntopic #")));
+    let judge = |access: &Access| Standing::Gone(Arc::new(access.shut_out()));
+    bench.router.judge_anew(&mut bench.batch, judge, bench.now);
+    bench.router.disconnect(&mut bench.batch, &bob, Farewell::Normal, Some(HOUR), bench.now);
+    assert_eq!(bench.router.metrics().sessions.value(), 0);
+}
+
+#[test]
+fn who_comes_in_while_rules_change_is_not_judged_by_what_was_before() {
+    let mut bench = Bench::new();
+    let (bob, _) = bench.connect("c", true, HOUR, None);
+    let (old, new) = (access("user bob\ntopic a"), access("user bob\ntopic b"));
+    bob.subscriber.set_access(Some(Arc::clone(&old)));
+    let judge = |asked: &Access| {
+        // He shows his new password just when the old one is found wrong.
+        match std::ptr::eq(asked, &*old) {
+            true => {
+                bob.subscriber.set_access(Some(Arc::clone(&new)));
+                Standing::PasswordChanged(Arc::clone(&old))
+            }
+            false => Standing::Good(Arc::clone(&new)),
+        }
+    };
+    bench.router.judge_one(&mut bench.batch, &bob.subscriber, judge, bench.now);
+    assert_eq!(bob.subscriber.lock().outbox.closing(), None);
+    assert!(bob.subscriber.may_publish("b") && !bob.subscriber.may_publish("a"));
+}
+
+#[test]
+fn a_retained_will_is_forgotten_with_the_right_to_it() {
+    let mut bench = Bench::new();
+    let mut last = will(Duration::ZERO);
+    last.message.retain = true;
+    let (bob, _) = bench.connect("c", true, HOUR, Some(last));
+    bob.subscriber.set_access(Some(access("user bob\ntopic will")));
+    bench.disconnect(&bob);
+    assert_eq!(bench.router.retained().count(), 1);
+    let judge = |_: &Access| Standing::Good(access("user bob\ntopic b"));
+    bench.router.judge_anew(&mut bench.batch, judge, bench.now);
+    assert_eq!(bench.router.retained().count(), 0);
+}
+
+/// A route that was found before the rules changed retains nothing behind the back of who looked through what is retained.
+#[test]
+fn what_is_retained_by_an_older_route_is_taken_back() {
+    let mut bench = Bench::new();
+    let (bob, _) = bench.connect("c", true, HOUR, None);
+    bob.subscriber.set_access(Some(access("user bob\ntopic t")));
+    let message = Message { topic: "t", payload: b"x", qos: QoS::AtMostOnce, retain: true, expires_at: None, properties: &[] };
+    for (rules, count) in [("user bob\ntopic t", 1), ("user bob\ntopic b", 0)] {
+        // Without a word to the router: its routes stand.
+        bob.subscriber.set_access(Some(access(rules)));
+        let ingress = Ingress::Session(&bob.subscriber);
+        bench.router.publish(&mut bench.batch, &mut bench.routes, &message, ingress, bench.now);
+        assert_eq!(bench.router.retained().count(), count, "{rules}");
+    }
+}
+
+#[test]
+fn a_session_without_rules_that_is_resumed_voids_no_route() {
+    let mut bench = Bench::new();
+    let (bob, _) = bench.connect("c", true, HOUR, None);
+    let free = |name: &str| Some(Arc::new(Access::new(Identity::Certified { name: name.into() }, 0, None)));
+    let generation = || bench.router.generation.load(std::sync::atomic::Ordering::Relaxed);
+    let before = generation();
+    for access in [free("a"), None, free("b")] {
+        bench.router.renew_access(&bob.subscriber, access);
+    }
+    assert_eq!(generation(), before);
+    bench.router.renew_access(&bob.subscriber, Some(access("topic a")));
+    assert_ne!(generation(), before);
 }

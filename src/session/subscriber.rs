@@ -722,8 +722,11 @@ impl State {
     /// The connection is gone, at `now`. What the outbox held of QoS 1 and 2 is still in flight.
     pub(crate) fn disconnect(&mut self, expiry: Option<SessionExpiry>, now: Instant) {
         self.connected = None;
+        // Whom we are about to close because his user is gone does not say any more how long his session lasts.
+        if self.outbox.closing() != Some(ReasonCode::NotAuthorized) {
+            self.expiry = expiry.unwrap_or(self.expiry);
+        }
         self.outbox.reset();
-        self.expiry = expiry.unwrap_or(self.expiry);
         // What a kept session was promised is part of it (MQTT 5.0 section 4.1).
         if !self.is_kept() {
             self.retained = RetainedBacklog::default();
