@@ -119,7 +119,9 @@ impl Rules {
         };
         let own = own.and_then(|section| section.decide(right, |filter| denies(filter), |filter| grants(filter)));
         own.or_else(|| {
-            let denies = |filter: &str| fill_denied(filter, asking).is_some_and(|filter| denies(&filter));
+            let denies = |filter: &str| {
+                [fill_whole(filter, asking), fill_denied(filter, asking)].into_iter().flatten().any(|filter| denies(&filter))
+            };
             let grants = |filter: &str| fill_granted(filter, asking).is_some_and(|filter| grants(&filter));
             self.patterns.decide(right, denies, grants)
         })
@@ -208,12 +210,21 @@ fn fill_granted<'a>(pattern: &'a str, asking: Asking<'_>) -> Option<Cow<'a, str>
     })
 }
 
-/// What a pattern denies this client: a name that cannot fill a level is denied every such level. A client without a user name has no part in a
-/// pattern about it.
+/// What a pattern denies this client besides: a name that cannot fill a level is denied every such level. A client without a user name has no part in
+/// a pattern about it.
 fn fill_denied<'a>(pattern: &'a str, asking: Asking<'_>) -> Option<Cow<'a, str>> {
     fill(pattern, |level, is_first| {
         let name = if level == CLIENT_ID { asking.client_id } else { asking.user? };
         Some(if fills_a_level(name, is_first) { name.to_owned() } else { "+".to_owned() })
+    })
+}
+
+/// What a pattern denies this client: its name as it stands, be it several levels; a wildcard in it stands for any level.
+fn fill_whole<'a>(pattern: &'a str, asking: Asking<'_>) -> Option<Cow<'a, str>> {
+    let wild = |level: &str| if level.contains(['+', '#']) { "+".to_owned() } else { level.to_owned() };
+    fill(pattern, |level, _| {
+        let name = if level == CLIENT_ID { asking.client_id } else { asking.user? };
+        Some(name.split('/').map(wild).collect::<Vec<_>>().join("/"))
     })
 }
 
@@ -390,7 +401,7 @@ mod tests {
 
     #[test]
     fn what_denies_is_not_narrowed_by_a_name() {
-        let rules = rules("pattern #\npattern deny private/%c\npattern deny home/%u/x");
+        let rules = rules("pattern #\npattern $x/#\npattern deny private/%c\npattern deny home/%u/x\npattern deny %c/inner");
         for (user, id, name, allowed) in [
             (None, "a", "private/a", false),
             (None, "a", "private/b", true),
@@ -398,6 +409,13 @@ mod tests {
             (None, "+", "private/b", false),
             (Some("#"), "a", "home/b/x", false),
             (None, "a", "home/b/x", true),
+            (None, "a/b", "private/a/b", false),
+            (None, "a/b", "private/a/c", true),
+            (None, "a/+", "private/a/b", false),
+            (Some("x/y"), "a", "home/x/y/x", false),
+            (None, "$x", "$x/inner", false),
+            (None, "$x", "y/inner", false),
+            (None, "$y", "$x/inner", true),
         ] {
             assert_eq!(rules.allow(asking(user, id), Right::Read, name), allowed, "{user:?} {id} {name}");
         }
