@@ -402,7 +402,9 @@ fn keep_alive(connect: &Connect<'_>, terms: &Terms) -> (u16, Option<u16>) {
 /// What stands in front of the topics on which this client awaits responses (MQTT 5.0 section 3.2.2.3.15), if it asks for that.
 fn response_information(connect: &Connect<'_>, terms: &Terms, client_id: &str) -> Option<String> {
     let text = terms.response_information.as_ref()?;
-    connect.properties.request_response_information?.then(|| text.replace("%c", client_id))
+    let text = connect.properties.request_response_information?.then(|| text.replace("%c", client_id))?;
+    // Longer is no string of MQTT [MQTT-1.5.4]: the client can do without.
+    (text.len() <= usize::from(u16::MAX)).then_some(text)
 }
 
 fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
