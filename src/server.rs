@@ -234,7 +234,7 @@ impl Server {
         take_over(&mut running.listeners, &config.listeners);
         let renewals: Vec<_> =
             self.doors.iter().zip(&running.listeners).map(|(door, one)| door.read_anew(one)).collect::<Result<_, _>>()?;
-        let policies = Policies::read_anew(config, &running.listeners)?;
+        let policies = self.policies.read_anew(config, &running.listeners)?;
         if let (Some(handle), Some(new)) = (&self.parts.mesh, &config.mesh) {
             handle.reload(Credentials::load(new)?)?;
             handle.reconfigure(new.peers.clone(), new.discovery.clone());

@@ -66,6 +66,18 @@ impl Policy {
         self.users.as_deref()
     }
 
+    /// The users, to be used again where nothing has changed.
+    #[must_use]
+    pub fn shared_users(&self) -> Option<&Arc<Users>> {
+        self.users.as_ref()
+    }
+
+    /// The rules, likewise.
+    #[must_use]
+    pub fn shared_rules(&self) -> Option<&Arc<Rules>> {
+        self.rules.as_ref()
+    }
+
     /// Judges a client that named `user_name`, and sent a password or not.
     #[must_use]
     pub fn claim(&self, user_name: Option<&str>, has_password: bool) -> Claim {
