@@ -149,6 +149,38 @@ fn guessing_is_slow_for_who_guesses_and_for_nobody_else() {
     good.expect_nothing();
 }
 
+/// Nobody finds out by trying who there is, or gets faster by showing a proof: what is no user waits like one, and SCRAM like a password.
+#[test]
+fn names_and_proofs_are_guessed_as_slowly_as_passwords() {
+    let broker = guarded();
+    let busy = |guesses: Vec<Client>| {
+        let reasons = guesses.into_iter().map(|mut guess| guess.expect_end().reason.expect("a refusal says why"));
+        let reasons: Vec<_> = reasons.collect();
+        assert!(reasons.iter().all(|reason| [0x86, 0x87, 0x89].contains(reason)), "{reasons:x?}");
+        reasons.iter().filter(|reason| **reason == 0x89).count()
+    };
+    let guess = |user: &str, count: usize| {
+        let guess = |number: usize| {
+            let mut guess = Client::open(&broker, 5);
+            guess.send(&Connect::new(5).login(user, &number.to_string()).encode());
+            guess
+        };
+        (0..count).map(guess).collect::<Vec<_>>()
+    };
+    busy(guess("sha", 15));
+    let prover = Prover::new("scram", "wrong");
+    let prove = |_| {
+        let mut client = begin(&broker, Connect::new(5), &prover);
+        let challenge = client.expect(kind::AUTH);
+        client.send(&auth(CONTINUE, &method(&prover.last(&data(&challenge)).0)));
+        client
+    };
+    for guesses in [guess("nobody", 20), guess("sha", 20), (0..20).map(prove).collect()] {
+        let busy = busy(guesses);
+        assert!(busy >= 10, "{busy}");
+    }
+}
+
 /// The client's side of the exchange.
 struct Prover {
     password: String,
