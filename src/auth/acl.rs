@@ -247,7 +247,7 @@ fn fill(pattern: &str, name_of: impl Fn(&str, bool) -> Option<String>) -> Option
 
 /// Whether a name that its client chose may stand in a filter: as one level, not as a wildcard, and not as a topic of the broker's.
 fn fills_a_level(name: &str, is_first: bool) -> bool {
-    !name.is_empty() && !name.contains(['+', '#', '/']) && !(is_first && name.starts_with('$'))
+    !(name.is_empty() || name.contains(['+', '#', '/']) || is_first && name.starts_with('$'))
 }
 
 /// Whether some topic matches both filters.

@@ -310,7 +310,7 @@ fn without_memory_what_would_wait_is_refused_and_who_has_a_session_gets_in() {
     let (reader, _) = bench.connect("reader", true, HOUR, None);
     bench.subscribe(&reader, "live");
     let from = Ingress::Session(&reader.subscriber);
-    let mut publish = |bench: &mut Bench, topic, qos, retain| {
+    let publish = |bench: &mut Bench, topic, qos, retain| {
         let message = Message { topic, payload: b"x", qos, retain, expires_at: None, properties: &[] };
         bench.router.publish(&mut bench.batch, &mut bench.routes, &message, from, bench.now)
     };
