@@ -277,7 +277,11 @@ impl Metrics {
             ),
             counter("subscribes_denied", "Filters of clients that may receive nothing of them", &self.subscribes_denied),
             counter("logins_refused", "Clients refused because of user name, password or certificate", &self.logins_refused),
-            counter("retained_refused", "Messages that could not be retained for want of room", &self.dropped_retained_full),
+            counter(
+                "retained_refused",
+                "Messages that could not be retained for want of room, or because the disk is behind",
+                &self.dropped_retained_full,
+            ),
             counter(
                 "messages_refused",
                 "Messages refused because they would have had to wait without memory",

@@ -47,8 +47,8 @@ impl Held {
         bytes.append(acknowledgements);
     }
 
-    /// Gives `send` what may go, and how many bytes are left; if something is left, the task is woken when that may be so.
-    pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8], usize)) {
+    /// Gives `send` what may go; if something is left, the task is woken when that may be so.
+    pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8])) {
         let Some(waiting) = &mut self.0 else { return };
         let Waiting { bytes, batches, store, mesh } = &mut **waiting;
         if let Some(replication) = router.mesh()
@@ -67,7 +67,7 @@ impl Held {
             batches.pop_front();
         }
         if free > 0 {
-            send(bytes.get(..free).unwrap_or_default(), bytes.len().saturating_sub(free));
+            send(bytes.get(..free).unwrap_or_default());
             bytes.drain(..free.min(bytes.len()));
         }
         if bytes.is_empty() {
@@ -85,6 +85,11 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
+    /// Whether nothing is waited for.
+    pub(super) fn is_open(&self) -> bool {
+        self.number == 0
+    }
+
     /// Change `number` must be safe.
     pub(super) fn raise(&mut self, number: u64) {
         self.number = self.number.max(number);
@@ -99,5 +104,83 @@ impl Barrier {
         }
         *self = Self::default();
         Poll::Ready(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use arc_swap::ArcSwap;
+    use bytes::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::auth::Policy;
+    use crate::codec::QoS;
+    use crate::config::SharedStrategy;
+    use crate::connection::{Address, Logins, Peer, Rates, Terms, Transport, admit};
+    use crate::router::RouterLimits;
+    use crate::session::{Change, OutboundLimits, StoredMessage};
+    use crate::{clock, task};
+
+    async fn settle() {
+        // One thread: everybody has had its turn.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn fill(journal: &Journal) {
+        let payload = Bytes::from(vec![0; 256 * 1024]);
+        for topic in 0..300 {
+            let (topic, payload, properties) = (topic.to_string().into(), payload.clone(), Bytes::new());
+            let message = StoredMessage { topic, payload, qos: QoS::AtLeastOnce, retain: true, expires_at: None, properties };
+            journal.push(Change::Retained(Arc::new(message)));
+        }
+    }
+
+    #[tokio::test]
+    async fn while_the_store_is_behind_nobody_who_waits_for_it_is_read_from() {
+        let journal = Journal::new();
+        let limits = RouterLimits { outbound: OutboundLimits::default(), shared: SharedStrategy::default() };
+        let router = Arc::new(Router::new(limits, Arc::default(), Some(Arc::clone(&journal)), clock::now()));
+        let terms = Arc::new(Terms {
+            policy: Arc::new(ArcSwap::from_pointee(Policy::new(0, true, None, None))),
+            logins: Arc::new(Logins::default()),
+            packet_bytes_max: 1_000,
+            inflight_max: 10,
+            keep_alive_max_seconds: None,
+            rates: Rates::default(),
+            meter: None,
+            topic_alias_max: 0,
+            topic_alias_broker_max: 0,
+            response_information: None,
+            server_reference: None,
+        });
+        let peer = Peer { address: Address::Unix, proxy: None, transport: Transport::Plain, identity: None };
+        let (ours, mut client) = tokio::io::duplex(64 * 1024);
+        client.write_all(b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x00\x00\x02me").await.unwrap();
+        let admitted = admit(ours, peer, Arc::clone(&router), terms).await.unwrap();
+        let served = task::spawn("client", admitted.serve());
+        let mut answer = [0; 4];
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, [0x20, 2, 0, 0]);
+
+        fill(&journal);
+        client.write_all(b"\x33\x06\x00\x01t\x00\x01x").await.unwrap();
+        settle().await;
+        client.write_all(b"\x33\x06\x00\x01t\x00\x02y").await.unwrap();
+        settle().await;
+        assert_eq!(router.metrics().messages_received.value(), 1, "the second is read when the first is safe");
+        for id in 1..=2 {
+            let number = journal.take(&mut Vec::new(), Duration::ZERO).unwrap();
+            journal.commit(number);
+            client.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer, [0x40, 2, 0, id]);
+            settle().await;
+        }
+        assert_eq!(router.metrics().messages_received.value(), 2);
+        served.abort();
     }
 }

@@ -193,6 +193,8 @@ pub struct Client<S> {
     reauthentication: Option<Box<Reauthentication>>,
     /// Acknowledgements that wait for the store and for the mesh.
     held: Held,
+    /// As the session knows it: see [`crate::session::State::is_unread`].
+    is_unread: bool,
     /// Until this is safe nothing is written.
     barrier: Barrier,
     /// Waits until a QoS 2 message may be sent.
@@ -231,6 +233,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             reauthentication: accepted.reauthentication,
             terms,
             held: Held::default(),
+            is_unread: false,
             barrier: accepted.barrier,
             to_send: None,
             unread_answers_bytes: 0,
@@ -330,8 +333,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.closing.is_none()
             && self.pause.is_none()
             && self.unread_answers_bytes < UNREAD_ANSWERS_BYTES_MAX
-            && self.held.len() < HELD_ACKNOWLEDGEMENTS_BYTES_MAX
+            && !self.waits_for_safety()
             && self.connection.subscriber.is_latest(self.connection.epoch)
+    }
+
+    /// Whether so much of what the client has sent cannot be acknowledged yet that it is not read from: anything at all while the store is behind.
+    fn waits_for_safety(&self) -> bool {
+        if self.held.is_empty() && self.barrier.is_open() {
+            return false;
+        }
+        self.held.len() >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX || self.router.journal().is_some_and(|journal| journal.is_behind())
     }
 
     fn poll_input(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {
@@ -471,13 +482,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
             if lags || !is_safe || !self.held.is_empty() {
                 self.held.hold(&mut scratch.acknowledgements, number);
-                if self.held.len() >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX {
-                    let mut state = self.connection.subscriber.lock();
-                    state.is_unread |= state.epoch == self.connection.epoch;
-                }
             }
         }
         self.barrier.raise(std::mem::take(&mut scratch.barrier));
+        self.say_unread();
         if !(scratch.acknowledgements.is_empty() && scratch.answers.is_empty()) {
             self.unread_answers_bytes += scratch.acknowledgements.len() + scratch.answers.len();
             let mut state = self.connection.subscriber.lock();
@@ -491,20 +499,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
+    /// Whoever watches over the keep alive must know that the client's silence is ours.
+    fn say_unread(&mut self) {
+        let is_unread = self.waits_for_safety();
+        if is_unread == self.is_unread {
+            return;
+        }
+        self.is_unread = is_unread;
+        let mut state = self.connection.subscriber.lock();
+        if state.epoch == self.connection.epoch {
+            state.is_unread = is_unread;
+            self.connection.subscriber.heard(self.router.millis(clock::now()));
+        }
+    }
+
     /// Acknowledges what was held and may go. Registers for the rest.
     fn release_held(&mut self, cx: &mut Context<'_>) {
-        let Self { held, connection, unread_answers_bytes, router, .. } = self;
-        held.poll_release(router, cx, |acknowledgements, left| {
+        let Self { held, connection, unread_answers_bytes, router, .. } = &mut *self;
+        held.poll_release(router, cx, |acknowledgements| {
             let mut state = connection.subscriber.lock();
             if state.epoch == connection.epoch {
-                if std::mem::replace(&mut state.is_unread, left >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX) {
-                    connection.subscriber.heard(router.millis(clock::now()));
-                }
                 state.outbox.tail().extend_from_slice(acknowledgements);
             }
             drop(state);
             *unread_answers_bytes += acknowledgements.len();
         });
+        self.say_unread();
     }
 
     /// Writes until nothing waits (then the outbox is armed) or the socket takes no more.

@@ -265,7 +265,7 @@ impl Router {
         let written = match () {
             () if message.payload.is_empty() => Some(store.remove(message.topic)),
             // As where the store is full: the old message is no longer what was published last.
-            () if batch.variants.memory == Level::Full => {
+            () if batch.variants.memory == Level::Full || (message.qos == QoS::AtMostOnce && store.is_behind()) => {
                 store.remove(message.topic);
                 None
             }

@@ -91,6 +91,11 @@ impl RetainedStore {
         Self { journal, ..Self::default() }
     }
 
+    /// Whether what nobody waits for should not be retained now: see [`Journal::is_behind`].
+    pub(super) fn is_behind(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.is_behind())
+    }
+
     /// Writes down what has happened under the lock that is held.
     fn write_down(&self, change: impl FnOnce() -> Change) -> Option<u64> {
         self.journal.as_ref().map(|journal| journal.push(change()))
@@ -127,10 +132,11 @@ impl RetainedStore {
         if fits { Ok(number) } else { Err(RetainedFull { bytes, held, bytes_max: self.bytes_max }) }
     }
 
-    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6]. Gives the number of the change, where there was something and it is written down.
+    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6]. Gives the number of the change, where it is written down.
     pub fn remove(&self, topic: &str) -> Option<u64> {
         let mut inner = self.inner.write();
-        let removed = inner.remove(topic)?;
+        // Somebody else's removal may not be safe yet.
+        let Some(removed) = inner.remove(topic) else { return self.journal.as_ref().map(|journal| journal.last()) };
         let number = self.write_down(|| Change::Forgotten(removed.topic.clone()));
         drop(inner);
         drop(removed); // a large payload is freed outside the lock

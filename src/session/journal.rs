@@ -11,7 +11,8 @@
 //! safe as a whole or not at all. An acknowledgement waits for the number of what it acknowledges ([`Waiter`]), and so do QoS 2 messages to a durable session:
 //! a client must not know a packet identifier that a restarted broker does not.
 //!
-//! The list is bounded by what it describes: where the store is behind, [`shorten`] takes out what later changes have made void.
+//! The list is bounded twice. Where the store is behind, [`shorten`] takes out what later changes have made void: at a batch's end, with no lock held. And from
+//! [`BEHIND_BYTES`] on whoever makes changes waits: see [`Journal::is_behind`].
 //!
 //! It knows no file and no clock. Its locks are leaves: nothing else is locked under them.
 
@@ -23,11 +24,15 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::change::{Change, Order};
+use super::change::{Change, Head, Order};
 use super::subscriber::SubscriberId;
 
-/// Changes at which the list is shortened for the first time.
-const SHORTENED_FROM: usize = 64 * 1024;
+/// Size of the list at which it is shortened for the first time.
+const SHORTENED_FROM_BYTES: usize = 16 * 1024 * 1024;
+/// Size of the list from which on nobody should add to it.
+const BEHIND_BYTES: usize = 64 * 1024 * 1024;
+/// What a change takes beside its message, topic or filter.
+const CHANGE_OVERHEAD_BYTES: usize = 256;
 
 /// The number of a batch's changes, known when the batch ends.
 #[derive(Debug)]
@@ -74,21 +79,34 @@ impl Writes {
 pub struct Journal {
     list: Mutex<List>,
     work: Condvar,
-    /// The store sleeps, and there is something for it: [`Journal::kick`] has to look.
-    to_wake: AtomicBool,
     /// Number of the last change.
     last: AtomicU64,
-    committed: AtomicU64,
-    failing: AtomicBool,
+    state: ReadMostly,
     waiting: Mutex<BTreeMap<(u64, u64), Waker>>,
     waiters_made: AtomicU64,
+}
+
+/// Read by every batch, also of clients of which nothing is written down: on a cache line apart from what every change writes.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct ReadMostly {
+    /// The store sleeps and there is something for it, or the list is long: [`Journal::kick`] has to look.
+    to_look: AtomicBool,
+    behind: AtomicBool,
+    failing: AtomicBool,
+    ended: AtomicBool,
+    committed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct List {
     changes: Vec<Change>,
-    /// Length at which it is shortened.
+    /// What they take, bytes.
+    bytes: usize,
+    /// Size at which it is shortened.
     shorten_at: usize,
+    /// Most of it is elsewhere, being shortened.
+    is_out: bool,
     asleep: bool,
     stopped: bool,
 }
@@ -103,6 +121,7 @@ impl Journal {
     /// Adds one change, under the lock of what it is about. Returns its number. The batch's end is what wakes the store.
     pub fn push(&self, change: Change) -> u64 {
         let mut list = self.list.lock();
+        list.bytes += cost(&change, list.changes.last());
         list.changes.push(change);
         self.added(&mut list, 1)
     }
@@ -113,7 +132,13 @@ impl Journal {
             return;
         }
         let count = writes.changes.len() as u64;
+        let mut before = None;
+        let mut bytes = 0;
+        for change in &writes.changes {
+            bytes += cost(change, before.replace(change));
+        }
         let mut list = self.list.lock();
+        list.bytes += bytes;
         list.changes.append(&mut writes.changes);
         if let Some(ticket) = writes.ticket.take() {
             // Before the number is seen by anybody: see `awaited`.
@@ -125,12 +150,11 @@ impl Journal {
     }
 
     fn added(&self, list: &mut List, count: u64) -> u64 {
-        if list.changes.len() >= list.shorten_at.max(SHORTENED_FROM) {
-            shorten(&mut list.changes);
-            list.shorten_at = 2 * list.changes.len();
+        if list.asleep || list.is_long() {
+            self.state.to_look.store(true, Ordering::Relaxed);
         }
-        if list.asleep {
-            self.to_wake.store(true, Ordering::Relaxed);
+        if list.bytes >= BEHIND_BYTES {
+            self.state.behind.store(true, Ordering::Relaxed);
         }
         // Only ever written under the list's lock.
         let number = self.last.load(Ordering::Relaxed) + count;
@@ -138,15 +162,41 @@ impl Journal {
         number
     }
 
-    /// At the end of a batch: wakes the store if it sleeps over something.
+    /// At the end of a batch, with no lock held: wakes the store if it sleeps over something, and shortens the list if it is long.
     pub fn kick(&self) {
-        if self.to_wake.load(Ordering::Relaxed) {
-            let mut list = self.list.lock();
-            self.to_wake.store(false, Ordering::Relaxed);
-            if std::mem::take(&mut list.asleep) {
-                self.work.notify_one();
-            }
+        if !self.state.to_look.load(Ordering::Relaxed) {
+            return;
         }
+        let mut list = self.list.lock();
+        self.state.to_look.store(false, Ordering::Relaxed);
+        if std::mem::take(&mut list.asleep) {
+            self.work.notify_one();
+        }
+        if !list.is_long() {
+            return;
+        }
+        // One worker does it; the others go on, behind what is out.
+        list.is_out = true;
+        let mut changes = std::mem::take(&mut list.changes);
+        drop(list);
+        let before = size(&changes);
+        shorten(&mut changes);
+        let after = size(&changes);
+        let mut list = self.list.lock();
+        changes.append(&mut list.changes);
+        list.changes = changes;
+        list.bytes = list.bytes.saturating_sub(before) + after;
+        list.shorten_at = 2 * list.bytes;
+        list.is_out = false;
+        self.state.behind.store(list.bytes >= BEHIND_BYTES, Ordering::Relaxed);
+        self.work.notify_one();
+    }
+
+    /// There is more in the list than should be. Whoever is to be acknowledged for what adds to it is read from again when that is safe; what may be lost
+    /// is.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.state.behind.load(Ordering::Relaxed)
     }
 
     /// Number of the last change.
@@ -158,13 +208,13 @@ impl Journal {
     /// Number up to which all is safe.
     #[must_use]
     pub fn committed(&self) -> u64 {
-        self.committed.load(Ordering::Acquire)
+        self.state.committed.load(Ordering::Acquire)
     }
 
     /// Nothing can be written at present: the disk is full, or worse.
     #[must_use]
     pub fn is_failing(&self) -> bool {
-        self.failing.load(Ordering::Acquire)
+        self.state.failing.load(Ordering::Acquire)
     }
 
     /// The number for which one who has `ticket` must wait; none: it is safe.
@@ -189,18 +239,22 @@ impl Journal {
             let _ = self.work.wait_for(&mut list, patience);
             list.asleep = false;
         }
+        while list.is_out {
+            self.work.wait(&mut list);
+        }
         if list.changes.is_empty() && list.stopped {
             return None;
         }
         into.append(&mut list.changes);
-        list.shorten_at = 0;
+        (list.bytes, list.shorten_at) = (0, 0);
+        self.state.behind.store(false, Ordering::Relaxed);
         Some(self.last.load(Ordering::Relaxed))
     }
 
     /// For the store: everything up to `number` is safe.
     pub fn commit(&self, number: u64) {
-        self.failing.store(false, Ordering::Release);
-        self.committed.store(number, Ordering::Release);
+        self.state.failing.store(self.state.ended.load(Ordering::Acquire), Ordering::Release);
+        self.state.committed.store(number, Ordering::Release);
         let mut waiting = self.waiting.lock();
         let rest = waiting.split_off(&(number + 1, 0));
         let ready = std::mem::replace(&mut *waiting, rest);
@@ -210,10 +264,16 @@ impl Journal {
 
     /// For the store: nothing can be written. All who wait are woken, for some of them need not wait any longer.
     pub fn fail(&self) {
-        if !self.failing.swap(true, Ordering::AcqRel) {
+        if !self.state.failing.swap(true, Ordering::AcqRel) {
             let all = std::mem::take(&mut *self.waiting.lock());
             all.into_values().for_each(Waker::wake);
         }
+    }
+
+    /// For the store: it is no more, and nothing will ever be written again.
+    pub fn end(&self) {
+        self.state.ended.store(true, Ordering::Release);
+        self.fail();
     }
 
     /// Nothing more is to come: the store ends when it has written the rest.
@@ -227,6 +287,38 @@ impl Journal {
     pub fn waiter(self: &Arc<Self>) -> Waiter {
         Waiter { journal: Arc::clone(self), number: self.waiters_made.fetch_add(1, Ordering::Relaxed), entered: None }
     }
+}
+
+impl List {
+    fn is_long(&self) -> bool {
+        !self.is_out && self.bytes >= self.shorten_at.max(SHORTENED_FROM_BYTES)
+    }
+}
+
+/// What a change takes in the list. A message that several sessions get stands there once for each, one after the other, and takes its room once.
+fn cost(change: &Change, before: Option<&Change>) -> usize {
+    let bytes = match change {
+        Change::Placed(_, _, entry) => match before {
+            Some(Change::Placed(_, _, other)) if Arc::ptr_eq(&entry.message, &other.message) => 0,
+            _ => entry.message.bytes(),
+        },
+        Change::Retained(message) => message.bytes(),
+        Change::Will(_, _, will) => will.message.bytes(),
+        Change::Subscribed(_, text, _) | Change::Unsubscribed(_, text) | Change::Forgotten(text) => text.len(),
+        Change::Session(..)
+        | Change::Ended(_)
+        | Change::Staged(..)
+        | Change::Removed(..)
+        | Change::Received(..)
+        | Change::Completed(..)
+        | Change::WillGone(..) => 0,
+    };
+    CHANGE_OVERHEAD_BYTES + bytes
+}
+
+fn size(changes: &[Change]) -> usize {
+    let mut before = None;
+    changes.iter().map(|change| cost(change, before.replace(change))).sum()
 }
 
 /// One task that waits for a number. Dropped, it waits no more.
@@ -262,8 +354,9 @@ impl Drop for Waiter {
     }
 }
 
-/// Takes out of a long list what later changes in it have made void: messages that were placed and removed, heads and retained messages that were
-/// replaced. What is left is bounded by what sessions and retained messages hold, and by what is on disk and has gone.
+/// Takes out of a long list what later changes in it have made void: messages that were placed and removed, heads, wills and retained messages that were
+/// replaced. What is left is bounded by what sessions and retained messages hold, and by what is on disk and has gone. A session's first head stays where
+/// it is, for it may be the session's beginning, and says what the last one said.
 fn shorten(changes: &mut Vec<Change>) {
     let mut later = Later::default();
     let mut kept: Vec<Change> = Vec::new();
@@ -282,10 +375,13 @@ type Set<T> = HashSet<T, ahash::RandomState>;
 /// What stands behind the place in the list that is looked at.
 #[derive(Debug, Default)]
 struct Later {
-    heads: Set<SubscriberId>,
+    /// The last head of each session.
+    heads: HashMap<SubscriberId, Head, ahash::RandomState>,
     ended: Set<SubscriberId>,
     filters: Set<(SubscriberId, Box<str>)>,
-    wills: Set<SubscriberId>,
+    /// Of each session the newest connection of which a will comes later, and the newest of which one goes.
+    wills: HashMap<SubscriberId, u64, ahash::RandomState>,
+    wills_gone: HashMap<SubscriberId, u64, ahash::RandomState>,
     topics: Set<Box<str>>,
     /// Messages of which something is said later, and those of them that are removed.
     staged: Set<(SubscriberId, Order)>,
@@ -302,11 +398,26 @@ impl Later {
         }
         match change {
             Change::Ended(session) => self.ended.insert(*session),
-            Change::Session(session, _) => self.heads.insert(*session),
+            Change::Session(session, head) => {
+                self.heads.entry(*session).or_insert_with(|| head.clone());
+                true
+            }
             Change::Subscribed(session, filter, _) | Change::Unsubscribed(session, filter) => {
                 self.filters.insert((*session, filter.clone()))
             }
-            Change::Will(session, ..) => self.wills.insert(*session),
+            // Whatever the order in which they come: the newest will counts, and one that is gone takes older ones with it.
+            Change::Will(session, epoch, _) => {
+                let newest = self.wills.entry(*session).or_default();
+                let is_newest = *newest < *epoch && self.wills_gone.get(session).is_none_or(|gone| gone < epoch);
+                *newest = (*newest).max(*epoch);
+                is_newest
+            }
+            Change::WillGone(session, epoch) => {
+                let gone = self.wills_gone.entry(*session).or_default();
+                let is_newest = *gone < *epoch && self.wills.get(session).is_none_or(|newest| newest <= epoch);
+                *gone = (*gone).max(*epoch);
+                is_newest
+            }
             Change::Retained(message) => self.topics.insert(message.topic.clone()),
             Change::Forgotten(topic) => self.topics.insert(topic.clone()),
             Change::Staged(session, order, _) => self.staged.insert((*session, *order)),
@@ -321,13 +432,20 @@ impl Later {
                 }
                 !is_removed
             }
-            // A will may be of a newer connection than the one that is gone. Identifiers are counted below.
-            Change::WillGone(..) | Change::Received(..) | Change::Completed(..) => true,
+            // Counted below.
+            Change::Received(..) | Change::Completed(..) => true,
         }
     }
 
-    /// Takes out the removals of messages whose placing is void, and identifiers that were received and completed.
-    fn cancel(&self, changes: &mut Vec<Change>) {
+    /// Takes out all heads of a session but the first, the removals of messages whose placing is void, and identifiers that were received and completed.
+    fn cancel(&mut self, changes: &mut Vec<Change>) {
+        changes.retain_mut(|change| match change {
+            Change::Session(session, head) => self.heads.remove(session).is_some_and(|last| {
+                *head = last;
+                true
+            }),
+            _ => true,
+        });
         let mut open: HashMap<(SubscriberId, u16), i64, ahash::RandomState> = HashMap::default();
         for change in changes.iter() {
             match change {
@@ -363,6 +481,7 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
+    use crate::session::{SessionExpiry, Stage, StoredMessage, Will};
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -422,6 +541,79 @@ mod tests {
         assert_eq!(woken(), 2, "told once");
         journal.commit(3);
         assert!(!journal.is_failing() && woken() == 3);
+    }
+
+    fn retained(topic: &str, payload: &bytes::Bytes) -> Change {
+        let (topic, payload, properties) = (topic.into(), payload.clone(), bytes::Bytes::new());
+        let qos = crate::codec::QoS::AtMostOnce;
+        Change::Retained(Arc::new(StoredMessage { topic, payload, qos, retain: true, expires_at: None, properties }))
+    }
+
+    #[test]
+    fn large_changes_make_a_list_long_and_it_is_shortened_where_nothing_is_locked() {
+        let (journal, payload) = (Journal::new(), bytes::Bytes::from(vec![0; 256 * 1024]));
+        for _ in 0..300 {
+            journal.push(retained("t", &payload));
+        }
+        assert!(journal.is_behind());
+        assert_eq!(journal.list.lock().changes.len(), 300, "whoever pushes holds locks");
+        journal.kick();
+        assert!(!journal.is_behind() && journal.list.lock().changes.len() == 1);
+        for topic in 0..300 {
+            journal.push(retained(&topic.to_string(), &payload));
+        }
+        journal.kick();
+        assert!(journal.is_behind(), "nothing of it is void");
+        let mut taken = Vec::new();
+        assert_eq!((journal.take(&mut taken, Duration::ZERO), taken.len()), (Some(600), 301));
+        assert!(!journal.is_behind());
+    }
+
+    #[test]
+    fn a_session_that_begins_in_a_list_still_begins_when_it_is_shortened() {
+        let id = SubscriberId(1);
+        let head = |seconds| {
+            let expiry = SessionExpiry::After(Duration::from_secs(seconds));
+            Change::Session(id, Head { client_id: "c".into(), owner: Arc::default(), expiry, left_at: None })
+        };
+        let mut changes =
+            vec![head(1), Change::Unsubscribed(id, "a".into()), head(2), Change::Staged(id, 1, Stage::Queued), head(3)];
+        shorten(&mut changes);
+        assert_eq!(changes.len(), 3);
+        let is_first =
+            matches!(&changes[0], Change::Session(_, Head { expiry: SessionExpiry::After(rest), .. }) if rest.as_secs() == 3);
+        assert!(is_first, "{changes:?}");
+    }
+
+    #[test]
+    fn of_wills_the_newest_counts_and_what_is_gone_stays_gone() {
+        let id = SubscriberId(1);
+        let message = match retained("w", &bytes::Bytes::new()) {
+            Change::Retained(message) => (*message).clone(),
+            other => panic!("{other:?}"),
+        };
+        let will = |epoch| {
+            Change::Will(id, epoch, Arc::new(Will { message: message.clone(), message_expiry: None, delay: Duration::ZERO }))
+        };
+        let gone = |epoch| Change::WillGone(id, epoch);
+        for (list, left) in [
+            (vec![will(1), gone(1), will(2), gone(2)], vec![gone(2)]),
+            (vec![gone(2), will(2)], vec![gone(2), will(2)]),
+            (vec![will(3), will(2)], vec![will(3), will(2)]),
+            (vec![gone(1), will(2), will(3)], vec![will(3)]),
+        ] {
+            let mut changes = list;
+            shorten(&mut changes);
+            assert_eq!(format!("{changes:?}"), format!("{left:?}"));
+        }
+    }
+
+    #[test]
+    fn a_store_that_is_no_more_fails_for_good() {
+        let journal = Journal::new();
+        journal.end();
+        journal.commit(1);
+        assert!(journal.is_failing());
     }
 
     #[test]

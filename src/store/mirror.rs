@@ -69,6 +69,8 @@ pub(super) struct Session {
     early: Map<Order, Early>,
     received: Map<PacketId, Received>,
     pub(super) will: Option<Waiting>,
+    /// The newest connection whose will is gone: what comes late of it, or of older ones, does not count.
+    will_gone: u64,
 }
 
 #[derive(Debug)]
@@ -211,6 +213,7 @@ impl Mirror {
                     early: Map::default(),
                     received: Map::default(),
                     will: None,
+                    will_gone: 0,
                 };
                 self.sessions.insert(number, session);
             }
@@ -310,7 +313,7 @@ impl Mirror {
 
     pub(super) fn set_will(&mut self, number: SubscriberId, epoch: u64, will: Arc<Will>, at: Segment) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
-        if session.will.as_ref().is_some_and(|waiting| waiting.epoch > epoch) {
+        if epoch <= session.will_gone || session.will.as_ref().is_some_and(|waiting| waiting.epoch > epoch) {
             return;
         }
         let before = session.will.as_ref().map(|waiting| waiting.slot).unwrap_or_default();
@@ -318,10 +321,11 @@ impl Mirror {
         session.will = Some(Waiting { will, epoch, slot });
     }
 
-    /// Of that connection only, where one is named.
+    /// Of that connection and older ones, where one is named.
     pub(super) fn forget_will(&mut self, number: SubscriberId, epoch: Option<u64>) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
-        let is_meant = |waiting: &mut Waiting| epoch.is_none_or(|epoch| epoch == waiting.epoch);
+        session.will_gone = session.will_gone.max(epoch.unwrap_or(0));
+        let is_meant = |waiting: &mut Waiting| epoch.is_none_or(|epoch| waiting.epoch <= epoch);
         if session.will.take_if(is_meant).is_some_and(|waiting| waiting.slot.at > 0) {
             self.gone.push(Key::Will(number));
         }
