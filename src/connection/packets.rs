@@ -227,7 +227,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
-        let known = self.connection.subscriber.lock().release(scratch.batch.writes(), ack.packet_id);
+        let known = self.connection.subscriber.lock().pubrel(scratch.batch.writes(), ack.packet_id);
         // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
         self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &Packet::PubComp(self.found(known, ack.packet_id)))
     }

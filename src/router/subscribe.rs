@@ -101,7 +101,7 @@ impl Router {
         }
         // A client that says again what it said before every route would else be void each time.
         if is_same {
-            return Ok(None);
+            return Ok(state.as_before());
         }
         state.subscriptions.insert(request.filter.into(), request.options.clone());
         let number = state.subscribed(request.filter, &request.options);
@@ -131,7 +131,7 @@ impl Router {
         if filter.share.is_none() {
             state.retained.remove(filter.levels);
         }
-        let number = if existed { state.unsubscribed(text) } else { None };
+        let number = if existed { state.unsubscribed(text) } else { state.as_before() };
         drop(state);
         if existed {
             subscriptions.remove(filter.levels, filter.share, connection.subscriber.id);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 
 use super::*;
 use crate::auth::{Access, Identity, Rules, Standing};
-use crate::codec::{ProtocolVersion, QoS, ReasonCode, RetainHandling};
-use crate::session::{Connected, Drained, Message, SessionExpiry, StoredMessage, SubscriptionOptions, Will};
+use crate::codec::{PacketId, ProtocolVersion, QoS, ReasonCode, RetainHandling};
+use crate::session::{Change, Connected, Drained, Message, SessionExpiry, StoredMessage, SubscriptionOptions, Will};
 
 struct Bench {
     router: Router,
@@ -19,8 +19,12 @@ struct Bench {
 }
 
 impl Bench {
-    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
     fn new() -> Self {
+        Self::with_journal(None)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+    fn with_journal(journal: Option<Arc<Journal>>) -> Self {
         let outbound = OutboundLimits {
             inflight_max: 10,
             inflight_bytes_max: 1_000,
@@ -31,7 +35,7 @@ impl Bench {
         };
         let now = Instant::now();
         let router =
-            Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), None, now);
+            Router::new(RouterLimits { outbound, shared: SharedStrategy::default() }, Arc::new(Metrics::default()), journal, now);
         Self { router, batch: Batch::default(), routes: RouteCache::default(), now }
     }
 
@@ -330,6 +334,55 @@ fn without_memory_what_would_wait_is_refused_and_who_has_a_session_gets_in() {
     bench.router.pressure().measured(0, 100);
     assert_eq!(publish(&mut bench, "kept", QoS::AtLeastOnce, true), Routed::Done);
     assert!(bench.try_connect("new", true, HOUR, None).is_ok());
+}
+
+#[test]
+fn while_the_store_is_behind_what_may_be_lost_is_not_retained() {
+    let journal = Journal::new();
+    let mut bench = Bench::with_journal(Some(Arc::clone(&journal)));
+    let (client, _) = bench.connect("c", true, HOUR, None);
+    let payload = Bytes::from(vec![0; 256 * 1024]);
+    for topic in 0..300 {
+        let (topic, payload, properties) = (topic.to_string().into(), payload.clone(), Bytes::new());
+        let message = StoredMessage { topic, payload, qos: QoS::AtLeastOnce, retain: true, expires_at: None, properties };
+        journal.push(Change::Retained(Arc::new(message)));
+    }
+    let publish = |bench: &mut Bench, qos| {
+        let message = Message { topic: "t", payload: b"x", qos, retain: true, expires_at: None, properties: &[] };
+        let from = Ingress::Session(&client.subscriber);
+        let routed = bench.router.publish(&mut bench.batch, &mut bench.routes, &message, from, bench.now);
+        bench.router.finish(&mut bench.batch, bench.now);
+        routed
+    };
+    assert_eq!(publish(&mut bench, QoS::AtMostOnce), Routed::NotRetained);
+    assert_eq!((bench.router.retained().count(), bench.router.metrics().dropped_retained_full.value()), (0, 1));
+    assert_ne!(publish(&mut bench, QoS::AtLeastOnce), Routed::NotRetained, "whoever sent it waits for its acknowledgement");
+    journal.take(&mut Vec::new(), Duration::ZERO);
+    assert_ne!(publish(&mut bench, QoS::AtMostOnce), Routed::NotRetained);
+}
+
+#[test]
+fn who_says_again_what_is_not_safe_yet_is_acknowledged_when_it_is() {
+    let journal = Journal::new();
+    let mut bench = Bench::with_journal(Some(Arc::clone(&journal)));
+    let (client, _) = bench.connect("c", true, HOUR, None);
+    let id = PacketId::new(7).unwrap();
+    client.subscriber.lock().receive(bench.batch.writes(), id, 10).unwrap();
+    assert!(client.subscriber.lock().pubrel(bench.batch.writes(), id));
+    bench.router.finish(&mut bench.batch, bench.now);
+    let last = bench.batch.writes().take_number();
+    assert!(last > 0 && last == journal.last());
+    // On the next connection, say.
+    assert!(!client.subscriber.lock().pubrel(bench.batch.writes(), id));
+    assert_eq!(bench.batch.writes().take_number(), last, "the identifier must not be used again before that");
+
+    let options = SubscriptionOptions { qos: QoS::AtLeastOnce, no_local: false, retain_as_published: false, subscription_id: None };
+    let request = Subscribe { filter: "f", options, retain_handling: RetainHandling::Send };
+    let first = bench.router.subscribe(&client, &request).unwrap();
+    assert_eq!((bench.router.subscribe(&client, &request).unwrap(), first), (first, Some(last + 1)));
+    let gone = bench.router.unsubscribe(&client, "f").unwrap();
+    assert_eq!((gone, bench.router.unsubscribe(&client, "f").unwrap()), ((true, Some(last + 2)), (false, Some(last + 2))));
+    assert_eq!(bench.router.retained().remove("t"), Some(last + 2));
 }
 
 #[test]

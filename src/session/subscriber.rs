@@ -643,7 +643,17 @@ impl State {
         Ok(is_new)
     }
 
-    /// PUBREL arrived, or the message was refused: see [`Inbound::release`].
+    /// PUBREL arrived: see [`Inbound::release`].
+    pub fn pubrel(&mut self, writes: &mut Writes, id: PacketId) -> bool {
+        let was_open = self.release(writes, id);
+        if let (Some(durable), false) = (&self.durable, was_open) {
+            // With PUBCOMP the client uses the identifier again: that it is free must be as safe as the first time.
+            writes.wait_for(durable.journal.last());
+        }
+        was_open
+    }
+
+    /// The message was refused, and its exchange is over.
     pub fn release(&mut self, writes: &mut Writes, id: PacketId) -> bool {
         let was_open = self.inbound.release(id);
         if let (Some(durable), true) = (&self.durable, was_open) {
@@ -661,6 +671,11 @@ impl State {
     /// A subscription was made or changed. The change that must be safe before it is acknowledged, where one must.
     pub(crate) fn subscribed(&self, filter: &str, options: &SubscriptionOptions) -> Option<u64> {
         self.durable.as_ref().map(|durable| durable.subscribed(filter, options))
+    }
+
+    /// A subscription is as it was, or was not there: what made it so must be safe, too.
+    pub(crate) fn as_before(&self) -> Option<u64> {
+        self.durable.as_ref().map(|durable| durable.journal.last())
     }
 
     /// A subscription is gone. See [`Self::subscribed`].
