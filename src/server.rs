@@ -33,6 +33,8 @@ use crate::{clock, memory, resources, sys, task};
 
 /// Connections get this long to write what waits when the broker stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
+/// Between two looks whether the store has ended.
+const STORE_END_INTERVAL: Duration = Duration::from_millis(2);
 /// Retained messages and ring blocks that have expired are freed at least this often.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -293,10 +295,20 @@ impl Server {
         if let Some(mesh) = &self.parts.mesh {
             mesh.shutdown().await;
         }
-        let parts = Arc::clone(&self.parts);
-        let stopped = task::blocking(move || parts.store.iter().for_each(Store::stop));
-        if tokio::time::timeout(SHUTDOWN_GRACE, stopped).await.is_err() {
-            tracing::error!("the disk does not take the last changes of sessions and retained messages");
+        self.stop_store().await;
+    }
+
+    /// Waits for the store's end, but not for ever.
+    async fn stop_store(&self) {
+        let Some(store) = &self.parts.store else { return };
+        store.stop();
+        let deadline = clock::now() + SHUTDOWN_GRACE;
+        while !store.has_ended() {
+            if clock::now() >= deadline {
+                tracing::error!("the disk does not take the last changes of sessions and retained messages");
+                return;
+            }
+            tokio::time::sleep(STORE_END_INTERVAL).await;
         }
     }
 
@@ -310,7 +322,7 @@ impl Server {
             // That it was cancelled is what was wanted.
             let _ = listener.await;
         }
-        self.parts.store.iter().for_each(Store::stop);
+        self.stop_store().await;
     }
 
     fn end_tasks(&self) {

@@ -283,7 +283,7 @@ impl<'a> Reader<'a> {
                 expiry: match self.number()? {
                     0 => SessionExpiry::Never,
                     1 => SessionExpiry::WithConnection,
-                    more => SessionExpiry::After(Duration::from_secs(more - 1)),
+                    more => SessionExpiry::After(seconds(more - 1)?),
                 },
                 left_at_ms: self.optional()?,
             },
@@ -313,8 +313,8 @@ impl<'a> Reader<'a> {
             kind::RECEIVED => Record::Received { session: self.number()?, id: self.packet_id()? },
             kind::COMPLETED => Record::Completed { session: self.number()?, id: self.packet_id()? },
             kind::WILL => {
-                let (session, delay) = (self.number()?, Duration::from_secs(self.number()?));
-                let message_expiry = self.optional()?.map(Duration::from_secs);
+                let (session, delay) = (self.number()?, seconds(self.number()?)?);
+                let message_expiry = self.optional()?.map(seconds).transpose()?;
                 Record::Will { session, content: self.content()?, delay, message_expiry }
             }
             kind::WILL_GONE => Record::WillGone { session: self.number()? },
@@ -328,12 +328,12 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self) -> Result<Record<'a>, RecordError> {
-        let (session, order, message) = (self.number()?, self.number()?, self.number()?);
+        let (session, order, message) = (self.number()?, self.count()?, self.number()?);
         let flags = self.byte()?;
         let stage = match flags >> STAGE_SHIFT {
             0 => Stage::Queued,
-            1 => Stage::Published(self.number()?),
-            2 => Stage::Released(self.number()?),
+            1 => Stage::Published(self.count()?),
+            2 => Stage::Released(self.count()?),
             other => return Err(RecordError::Value(other.into())),
         };
         let mut subscription_ids = Vec::new();
@@ -373,6 +373,12 @@ impl<'a> Reader<'a> {
         Err(RecordError::Number)
     }
 
+    /// Something that is counted on from here: no broker comes near the end of its numbers.
+    fn count(&mut self) -> Result<u64, RecordError> {
+        let number = self.number()?;
+        if number > u64::MAX / 2 { Err(RecordError::Value(number)) } else { Ok(number) }
+    }
+
     fn optional(&mut self) -> Result<Option<u64>, RecordError> {
         Ok(self.number()?.checked_sub(1))
     }
@@ -394,6 +400,11 @@ impl<'a> Reader<'a> {
     fn text(&mut self) -> Result<&'a str, RecordError> {
         std::str::from_utf8(self.bytes()?).map_err(|error| RecordError::Utf8(error.valid_up_to()))
     }
+}
+
+/// MQTT's intervals have four bytes.
+fn seconds(number: u64) -> Result<Duration, RecordError> {
+    u32::try_from(number).map(|number| Duration::from_secs(number.into())).map_err(|_| RecordError::Value(number))
 }
 
 /// The QoS in a flag byte that has no bits but these besides.
@@ -497,6 +508,8 @@ mod tests {
             (&[kind::ENTRY, 4, 1, 1, 1, 3], RecordError::Value(3)),
             (&[kind::ENTRY, 4, 1, 1, 1, 0x18], RecordError::Value(3)),
             (&[kind::SUBSCRIBED, 4, 1, 0x10, 0, 0], RecordError::Value(0x10)),
+            (&[kind::SESSION, 8, 1, 0, 0x81, 0x80, 0x80, 0x80, 0x10, 0], RecordError::Value(1 << 32)),
+            (&[kind::WILL, 10, 1, 0x80, 0x80, 0x80, 0x80, 0x10, 0, 0, 0, 0], RecordError::Value(1 << 32)),
         ] {
             assert_eq!(decode(&mut &*bytes), Err(error), "{bytes:?}");
         }

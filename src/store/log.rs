@@ -157,7 +157,11 @@ impl Log {
 
     /// Writes one commit: `write` puts its records. Returns its segment.
     pub(super) fn commit(&mut self, write: impl FnOnce(&mut Commit<'_>) -> io::Result<()>) -> Result<Segment, Failed> {
-        self.try_commit(write).map_err(|error| Failed { error, may_stand: self.cut_back() })
+        let last = self.last;
+        self.try_commit(write).map_err(|error| {
+            let may_stand = self.cut_back();
+            Failed { error, may_stand: may_stand.filter(|segment| !(*segment > last && self.take_back(*segment))) }
+        })
     }
 
     fn try_commit(&mut self, write: impl FnOnce(&mut Commit<'_>) -> io::Result<()>) -> io::Result<Segment> {
@@ -212,7 +216,22 @@ impl Log {
             current.length = current.good;
             return None;
         }
-        self.current.take().map(|current| current.segment)
+        let Current { segment, length, .. } = self.current.take()?;
+        if let Some(present) = self.present.get_mut(&segment) {
+            present.bytes = length;
+        }
+        Some(segment)
+    }
+
+    /// After a failure that came with the segment's beginning: takes the segment away. So a disk that fails again and again does not fill up with what is
+    /// written again and again. True if it will not come back.
+    fn take_back(&mut self, segment: Segment) -> bool {
+        let Some(present) = self.present.get(&segment) else { return false };
+        if self.medium.remove(&present.name).is_err() {
+            return false;
+        }
+        self.present.remove(&segment);
+        self.medium.sync_names().is_ok()
     }
 
     /// Brings everything to the disk that is not there.
@@ -234,9 +253,14 @@ impl Log {
         self.sync_now()?;
         while let Some((segment, present)) = self.present.first_key_value().filter(|(segment, _)| **segment <= cut) {
             let segment = *segment;
-            match self.damaged.contains(&segment) {
-                true => self.medium.rename(&present.name, &format!("{}{}", self.aside, present.name))?,
-                false => self.medium.remove(&present.name)?,
+            let gone = match self.damaged.contains(&segment) {
+                true => self.medium.rename(&present.name, &format!("{}{}", self.aside, present.name)),
+                false => self.medium.remove(&present.name),
+            };
+            match gone {
+                // Somebody else was quicker.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                gone => gone?,
             }
             // One after the other: should an older one come back, what a newer one said to be gone must be there too.
             self.medium.sync_names()?;

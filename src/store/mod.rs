@@ -35,7 +35,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use time::OffsetDateTime;
 
 pub use self::recover::Restored;
@@ -116,7 +115,7 @@ struct Counters {
 pub struct Store {
     journal: Arc<Journal>,
     counters: Arc<Counters>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: JoinHandle<()>,
 }
 
 /// A store that was read and is not written yet.
@@ -144,6 +143,13 @@ impl Opened {
         let started = clocks.now;
         let mut reading = Reading::new(clocks);
         let (present, damaged) = read_segments(&dir, &mut reading)?;
+        // What was written last may be in memory only, and from now on counts as safe.
+        if let Some((segment, Present { name, .. })) = present.last_key_value().filter(|_| sync != SyncMode::Os) {
+            tracing::trace!(segment, "syncing what the last broker wrote");
+            let path = dir.join(name);
+            let synced = File::open(&path).and_then(|file| file.sync_all()).and_then(|()| File::open(&dir)?.sync_all());
+            synced.map_err(|source| StoreError::Io { path, source })?;
+        }
         let (mirror, restored, lost) = reading.finish();
         tell(&restored, &lost, &present, started);
         let log = Log::new(Box::new(Directory(dir)), sync, present, damaged, format!("damaged-{}-", date(&clocks)));
@@ -156,11 +162,7 @@ impl Opened {
     /// # Errors
     /// When there is no thread for it.
     pub fn start(self, journal: Arc<Journal>) -> Result<(Store, Restored), StoreError> {
-        let counters = Arc::new(Counters::default());
-        let mut writer = self.writer;
-        let (of_thread, counts) = (Arc::clone(&journal), Arc::clone(&counters));
-        let thread = task::thread("store", move || writer.run(&of_thread, &counts)).map_err(StoreError::Thread)?;
-        Ok((Store { journal, counters, thread: Mutex::new(Some(thread)) }, self.restored))
+        Ok((Store::start(self.writer, journal)?, self.restored))
     }
 }
 
@@ -224,16 +226,45 @@ fn date(clocks: &Clocks) -> String {
     format!("{}-{:02}-{:02}T{hour:02}{minute:02}{second:02}Z", date.year(), u8::from(date.month()), date.day())
 }
 
+/// Says that the thread is no more, however it ended.
+struct Ending {
+    journal: Arc<Journal>,
+    counters: Arc<Counters>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.counters.failures.add(1);
+            self.counters.is_failing.store(true, Ordering::Relaxed);
+            tracing::error!(
+                "the store's thread panicked: this is a bug, please report it. Until the broker is started again nothing is kept on disk, and \
+                 what should be is refused"
+            );
+        }
+        self.journal.end();
+    }
+}
+
 impl Store {
-    /// Writes what there is and ends, which takes as long as the disk does. Nothing that comes later is written.
+    fn start(mut writer: Writer, journal: Arc<Journal>) -> Result<Self, StoreError> {
+        let counters = Arc::new(Counters::default());
+        let ending = Ending { journal: Arc::clone(&journal), counters: Arc::clone(&counters) };
+        let body = move || writer.run(&ending.journal, &ending.counters);
+        let thread = task::thread("store", body).map_err(StoreError::Thread)?;
+        Ok(Self { journal, counters, thread })
+    }
+
+    /// From now on it writes what there is and ends, which takes as long as the disk does. Nothing that comes later is written. Waits for nothing: a disk may
+    /// hang, and must not take those along who say this.
     pub fn stop(&self) {
         self.journal.stop();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
-            tracing::error!("the store's thread panicked: this is a bug, please report it");
-        }
+    }
+
+    /// Whether it has ended, and another may use the directory.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// What is to be seen of it.

@@ -336,7 +336,8 @@ impl ReadSession {
         lost: &mut Lost,
     ) {
         let Some(ReadHead { client_id, owner, expiry, left_at_ms, at }) = self.head else { return };
-        let left_at = left_at_ms.map(|left_at_ms| clocks.instant(left_at_ms));
+        // A clock that was ahead then, or is behind now, must not let it live longer than from now on.
+        let left_at = left_at_ms.map(|left_at_ms| clocks.instant(left_at_ms).min(clocks.now));
         let head = Head { client_id: client_id.into(), owner, expiry, left_at };
         mirror.set_session(number, head.clone(), at);
         if left_at.is_none() {

@@ -20,6 +20,11 @@ struct Disk(Arc<Mutex<Inner>>);
 #[derive(Debug)]
 struct Inner {
     files: BTreeMap<String, Vec<u8>>,
+    /// How much of each is on the platter.
+    synced: BTreeMap<String, usize>,
+    /// Files of which the platter does not know yet that they are there, and that they are not there any more.
+    created: BTreeSet<String>,
+    removed: BTreeMap<String, Vec<u8>>,
     /// Bytes that it still takes.
     room: usize,
     syncs: bool,
@@ -27,7 +32,8 @@ struct Inner {
 
 impl Default for Inner {
     fn default() -> Self {
-        Self { files: BTreeMap::new(), room: usize::MAX, syncs: true }
+        let (files, synced, created, removed) = Default::default();
+        Self { files, synced, created, removed, room: usize::MAX, syncs: true }
     }
 }
 
@@ -35,12 +41,20 @@ struct InMemory(Disk, String);
 
 impl Medium for Disk {
     fn create(&mut self, name: &str) -> io::Result<Box<dyn Output>> {
-        assert!(self.0.lock().files.insert(name.to_owned(), Vec::new()).is_none());
+        let mut inner = self.0.lock();
+        assert!(inner.files.insert(name.to_owned(), Vec::new()).is_none());
+        inner.created.insert(name.to_owned());
         Ok(Box::new(InMemory(self.clone(), name.to_owned())))
     }
 
     fn remove(&mut self, name: &str) -> io::Result<()> {
-        self.0.lock().files.remove(name).map(drop).ok_or(io::ErrorKind::NotFound.into())
+        let mut inner = self.0.lock();
+        let mut bytes = inner.files.remove(name).ok_or(io::ErrorKind::NotFound)?;
+        bytes.truncate(inner.synced.remove(name).unwrap_or(0));
+        if !inner.created.remove(name) {
+            inner.removed.insert(name.to_owned(), bytes);
+        }
+        Ok(())
     }
 
     fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
@@ -51,6 +65,12 @@ impl Medium for Disk {
     }
 
     fn sync_names(&mut self) -> io::Result<()> {
+        let mut inner = self.0.lock();
+        if !inner.syncs {
+            return Err(io::ErrorKind::Other.into());
+        }
+        inner.created.clear();
+        inner.removed.clear();
         Ok(())
     }
 }
@@ -67,11 +87,19 @@ impl Output for InMemory {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        if self.0.0.lock().syncs { Ok(()) } else { Err(io::ErrorKind::Other.into()) }
+        let mut inner = self.0.0.lock();
+        if !inner.syncs {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let length = inner.files.get(&self.1).map_or(0, Vec::len);
+        inner.synced.insert(self.1.clone(), length);
+        Ok(())
     }
 
     fn cut(&mut self, length: u64) -> io::Result<()> {
-        self.0.0.lock().files.get_mut(&self.1).unwrap().truncate(usize::try_from(length).unwrap());
+        let (mut inner, length) = (self.0.0.lock(), usize::try_from(length).unwrap());
+        inner.files.get_mut(&self.1).unwrap().truncate(length);
+        inner.synced.entry(self.1.clone()).and_modify(|synced| *synced = length.min(*synced));
         Ok(())
     }
 }
@@ -81,6 +109,24 @@ impl Disk {
         let inner = self.0.lock();
         let named = inner.files.iter().filter_map(|(name, bytes)| log::parse_name(name).map(|found| (name, bytes, found)));
         named.map(|(name, bytes, (segment, marker))| (segment, (name.clone(), marker, bytes.clone()))).collect()
+    }
+
+    /// What is there after the power has failed: what was synced, and of the rest whatever chance wants.
+    fn power_cut(&self, chance: &mut StdRng) -> Self {
+        let inner = self.0.lock();
+        let mut files = BTreeMap::new();
+        for (name, bytes) in &inner.files {
+            if !(inner.created.contains(name) && chance.random()) {
+                let synced = inner.synced.get(name).copied().unwrap_or(0);
+                files.insert(name.clone(), bytes[..chance.random_range(synced..=bytes.len())].to_vec());
+            }
+        }
+        for (name, bytes) in &inner.removed {
+            if chance.random() {
+                files.insert(name.clone(), bytes.clone());
+            }
+        }
+        Self(Arc::new(Mutex::new(Inner { files, ..Inner::default() })))
     }
 
     fn bytes(&self) -> usize {
@@ -117,6 +163,7 @@ struct Model {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ModelSession {
     client_id: String,
+    expiry_seconds: u64,
     filters: BTreeMap<String, u8>,
     entries: BTreeMap<u64, (Stage, Option<Bytes>)>,
     received: Vec<u16>,
@@ -135,6 +182,10 @@ impl From<&Restored> for Model {
             received.sort_unstable();
             let one = ModelSession {
                 client_id: session.head.client_id.to_string(),
+                expiry_seconds: match session.head.expiry {
+                    SessionExpiry::After(rest) => rest.as_secs(),
+                    SessionExpiry::Never | SessionExpiry::WithConnection => 0,
+                },
                 filters: session.subscriptions.iter().map(|(filter, it)| (filter.to_string(), it.qos as u8)).collect(),
                 entries: session.entries.iter().map(|(order, it)| (*order, entry(it))).collect(),
                 received,
@@ -190,7 +241,7 @@ impl History {
         };
         let id = SubscriberId(number);
         let topic = format!("t/{}", self.rng.random_range(0..5));
-        match self.rng.random_range(0..14) {
+        match self.rng.random_range(0..16) {
             0 => self.begin(),
             1 => {
                 self.model.sessions.remove(&number);
@@ -238,6 +289,15 @@ impl History {
                 let payload = self.payload();
                 self.model.retained.insert(topic.clone(), payload.clone().into());
                 vec![Change::Retained(message(&topic, payload))]
+            }
+            // The client leaves, or comes again.
+            13 | 14 => {
+                let seconds = self.rng.random_range(1..1_000);
+                self.session(number).expiry_seconds = seconds;
+                let expiry = SessionExpiry::After(Duration::from_secs(seconds));
+                let left_at = self.rng.random::<bool>().then(clock::now);
+                let client_id = self.session(number).client_id.as_str().into();
+                vec![Change::Session(id, Head { client_id, owner: Arc::default(), expiry, left_at })]
             }
             _ => {
                 self.model.retained.remove(&topic);
@@ -366,6 +426,8 @@ fn a_disk_that_is_full_for_a_while_loses_nothing() {
             let (_, restored, _) = disk.open();
             // What could not be brought to the disk may be there all the same.
             assert!(possible.contains(&Model::from(&restored)), "seed {seed}, round {round}");
+            let (_, restored, _) = disk.power_cut(&mut chance).open();
+            assert!(possible.contains(&Model::from(&restored)), "seed {seed}, round {round}, after a power cut");
         }
         let mut inner = disk.0.lock();
         (inner.room, inner.syncs) = (usize::MAX, true);
@@ -463,6 +525,7 @@ fn a_list_that_was_shortened_says_the_same() {
             changes.iter().for_each(|change| {
                 journal.push(change.clone());
             });
+            journal.kick();
         }
         let mut changes = Vec::new();
         assert_eq!(journal.take(&mut changes, Duration::ZERO), Some(count as u64));
@@ -471,6 +534,105 @@ fn a_list_that_was_shortened_says_the_same() {
         let (_, restored, _) = long.open();
         assert_eq!(Model::from(&restored), history.model, "seed {seed}");
     }
+}
+
+#[test]
+fn a_disk_that_fails_again_and_again_does_not_fill_up() {
+    let (disk, mut history) = (Disk::default(), History::new(1));
+    let (mut writer, ..) = disk.open();
+    writer.commit(&mut history.batch()).unwrap();
+    disk.0.lock().syncs = false;
+    for _ in 0..50 {
+        assert!(writer.commit(&mut history.batch()).is_err());
+    }
+    let files = disk.segments().len();
+    assert!(files <= 2, "{files} segments");
+    disk.0.lock().syncs = true;
+    writer.commit(&mut Vec::new()).unwrap();
+    let (_, restored, _) = disk.open();
+    assert_eq!(Model::from(&restored), history.model);
+}
+
+#[test]
+fn a_segment_that_somebody_else_has_removed_is_gone() {
+    let (disk, mut history) = (Disk::default(), History::new(1));
+    let (mut writer, ..) = disk.open();
+    for _ in 0..400 {
+        writer.commit(&mut history.batch()).unwrap();
+        if writer.cut.is_some_and(|cut| writer.log.oldest() == Some(cut)) {
+            let (name, ..) = disk.segments().remove(&writer.log.oldest().unwrap()).unwrap();
+            disk.0.lock().files.remove(&name);
+        }
+    }
+    while writer.cut.is_some() {
+        writer.commit(&mut Vec::new()).unwrap();
+    }
+    assert_eq!(writer.log.oldest(), disk.segments().into_keys().next());
+    let (_, restored, _) = disk.open();
+    assert_eq!(Model::from(&restored), history.model);
+}
+
+/// A disk that is a bug.
+struct Broken;
+
+impl Medium for Broken {
+    fn create(&mut self, name: &str) -> io::Result<Box<dyn Output>> {
+        panic!("{name}");
+    }
+
+    fn remove(&mut self, _: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn rename(&mut self, _: &str, _: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_thread_that_panics_is_a_disk_that_fails_for_good() {
+    let journal = Journal::new();
+    let log = Log::new(Box::new(Broken), SyncMode::Batch, BTreeMap::new(), BTreeSet::new(), String::new());
+    let writer = Writer::new(Mirror::default(), log, SyncMode::Batch, clock::now());
+    let store = Store::start(writer, Arc::clone(&journal)).unwrap();
+    let number = journal.push(Change::Retained(message("t", vec![1])));
+    journal.kick();
+    let deadline = clock::now() + Duration::from_secs(60);
+    while !store.has_ended() {
+        assert!(clock::now() < deadline, "it goes on");
+        std::thread::yield_now();
+    }
+    assert!(journal.is_failing() && journal.committed() < number);
+    let counters = &store.counters;
+    assert!(counters.is_failing.load(Ordering::Relaxed) && counters.failures.value() == 1);
+}
+
+#[test]
+fn what_comes_late_of_a_will_that_is_gone_does_not_bring_it_back() {
+    let disk = Disk::default();
+    let (mut writer, ..) = disk.open();
+    let id = SubscriberId(1);
+    let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at: None };
+    let will = Will { message: (*message("w", vec![])).clone(), message_expiry: None, delay: Duration::ZERO };
+    writer.commit(&mut vec![Change::Session(id, head), Change::WillGone(id, 2)]).unwrap();
+    writer.commit(&mut vec![Change::Will(id, 2, Arc::new(will))]).unwrap();
+    let (_, restored, _) = disk.open();
+    assert_eq!(restored.sessions[0].will, None);
+}
+
+#[test]
+fn a_clock_that_was_ahead_makes_nothing_last_longer() {
+    let disk = Disk::default();
+    let (mut writer, ..) = disk.open();
+    let left_at = Some(clock::now() + Duration::from_secs(1_000_000));
+    let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at };
+    writer.commit(&mut vec![Change::Session(SubscriberId(1), head)]).unwrap();
+    let (_, restored, _) = disk.open();
+    assert!(restored.sessions[0].head.left_at.unwrap() <= clock::now());
 }
 
 #[test]
