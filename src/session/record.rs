@@ -508,7 +508,7 @@ mod tests {
             (&[kind::ENTRY, 4, 1, 1, 1, 3], RecordError::Value(3)),
             (&[kind::ENTRY, 4, 1, 1, 1, 0x18], RecordError::Value(3)),
             (&[kind::SUBSCRIBED, 4, 1, 0x10, 0, 0], RecordError::Value(0x10)),
-            (&[kind::SESSION, 8, 1, 0, 0x81, 0x80, 0x80, 0x80, 0x10, 0], RecordError::Value(1 << 32)),
+            (&[kind::SESSION, 9, 1, 0, 0, 0x81, 0x80, 0x80, 0x80, 0x10, 0], RecordError::Value(1 << 32)),
             (&[kind::WILL, 10, 1, 0x80, 0x80, 0x80, 0x80, 0x10, 0, 0, 0, 0], RecordError::Value(1 << 32)),
         ] {
             assert_eq!(decode(&mut &*bytes), Err(error), "{bytes:?}");
