@@ -302,7 +302,7 @@ mod tests {
         let mut stream: &[u8] = &[0x30, 200, 1, 0, 1, b't'];
         let Poll::Ready(Ok(Read::Bytes(bytes, 4))) = input.poll_read(&mut stream, &mut cx, &mut buffer, 4) else { panic!() };
         assert_eq!((bytes, input.missing()), (&[0x30, 200, 1, 0][..], 0));
-        input.keep(&bytes.to_vec(), codec::frame_length(bytes).unwrap());
+        input.keep(bytes, codec::frame_length(bytes).unwrap());
         assert_eq!(input.missing(), 203 - 4);
         input.keep(&[0x30; 10], Some(2 * READ_BYTES));
         assert_eq!(input.missing(), 2 * READ_BYTES - 10);

@@ -51,12 +51,15 @@ impl Group {
     }
 }
 
+/// Share and filter.
+type GroupName = (Arc<str>, Arc<str>);
+
 /// All subscriptions, and the groups that the shared ones make.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     trie: SubscriptionTrie<SubscriptionKey, Subscription>,
-    /// By share and filter: each group with the number of its members. Those of one filter may be very many, so nobody looks through them.
-    groups: HashMap<(Arc<str>, Arc<str>), (Group, usize), ahash::RandomState>,
+    /// Each group with the number of its members. Those of one filter may be very many, so nobody looks through them.
+    groups: HashMap<GroupName, (Group, usize), ahash::RandomState>,
 }
 
 impl Subscriptions {
