@@ -203,7 +203,7 @@ fn publish(criterion: &mut Criterion) {
             bencher.iter(|| {
                 let now = clock::now();
                 for _ in 0..BATCH {
-                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Broker, now);
+                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Link, now);
                 }
                 router.finish(&mut batch, now);
                 let written = |connection: &Connection| connection.subscriber.lock().outbox.take(&mut drained);
