@@ -180,7 +180,7 @@ fn without_descriptors_who_is_in_is_served_and_the_others_cost_little() {
         client.expect_nothing();
     }
     clients.truncate(32);
-    wait_for("places that are free again", || connect());
+    wait_for("places that are free again", connect);
 }
 
 /// What a stop may take: three seconds for clients and three for the disk, and as much again on a machine that does other things as well. Above all it has
