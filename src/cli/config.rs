@@ -41,7 +41,8 @@ fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Policies::load(&config)?;
     for listener in &config.listeners {
         let auth = config.auth_of(listener);
-        if !auth.allow_anonymous && auth.password_file.is_none() {
+        let by_certificate = listener.tls.as_ref().is_some_and(|tls| tls.use_identity_as_username || tls.use_subject_as_username);
+        if !(auth.allow_anonymous || auth.password_file.is_some() || by_certificate || listener.proxy_identity_as_username) {
             print(&format!(
                 "warning: listener {}: nobody can come in; name a password_file, or set allow_anonymous = true",
                 listener.bind

@@ -16,6 +16,7 @@ use crate::config::{Bind, Listener, Network, Protocol, ProxyProtocol};
 use crate::connection::Closer;
 use crate::log_rate::LogRate;
 use crate::proxy::Version;
+use crate::task;
 use crate::websocket::upgrade::Rules;
 
 /// See the module's page.
@@ -33,7 +34,7 @@ pub struct Door {
     pub(super) log_rate: LogRate,
     credentials: Option<ArcSwap<Credentials>>,
     /// Connected clients that have shown a certificate.
-    certified: Mutex<HashMap<u64, Certified>>,
+    certified: Mutex<HashMap<u64, Arc<Certified>>>,
     certified_made: AtomicU64,
     /// Where QUIC is spoken.
     pub(super) endpoint: Option<quinn::Endpoint>,
@@ -115,15 +116,11 @@ impl Door {
     /// Keeps in mind what a client has shown: a reload judges it again.
     pub(super) fn remember(self: &Arc<Self>, shown: Shown, closer: Closer) -> Remembered {
         let number = self.certified_made.fetch_add(1, Ordering::Relaxed);
-        let in_force = {
-            let mut certified = self.certified.lock();
-            let in_force = self.credentials();
-            certified.insert(number, Certified { chain: shown.chain, closer });
-            in_force
-        };
-        // A reload between the handshake and now has not seen it.
-        if let Some(in_force) = in_force.filter(|in_force| !Arc::ptr_eq(in_force, &shown.credentials)) {
-            self.judge(&in_force);
+        let one = Arc::new(Certified { chain: shown.chain, closer });
+        self.certified.lock().insert(number, Arc::clone(&one));
+        // A reload between the handshake and now has not seen it; one from now on will.
+        if let Some(in_force) = self.credentials().filter(|in_force| !Arc::ptr_eq(in_force, &shown.credentials)) {
+            self.judge(&in_force, &one);
         }
         Remembered { door: Arc::clone(self), number }
     }
@@ -137,8 +134,8 @@ impl Door {
         tls.map(|tls| Credentials::load(self.index, tls, self.protocol)).transpose().map(Renewal)
     }
 
-    /// Handshakes use these from now on; clients whose certificates they do not take are closed.
-    pub fn renew(&self, renewal: Renewal) {
+    /// Handshakes use these from now on; clients whose certificates they do not take are closed soon after.
+    pub fn renew(self: &Arc<Self>, renewal: Renewal) {
         let (Some(current), Some(new)) = (&self.credentials, renewal.0) else { return };
         let new = Arc::new(new);
         new.warn(&self.bind);
@@ -149,16 +146,21 @@ impl Door {
             }
         }
         current.store(Arc::clone(&new));
-        self.judge(&new);
+        // Each is a few signatures to check, and there may be many: on a thread of its own, and none waits for it.
+        let door = Arc::clone(self);
+        task::spawn(
+            "judge certificates",
+            task::blocking(move || {
+                let all: Vec<_> = door.certified.lock().values().map(Arc::clone).collect();
+                all.iter().for_each(|one| door.judge(&new, one));
+            }),
+        );
     }
 
-    fn judge(&self, credentials: &Credentials) {
-        let certified = self.certified.lock();
-        for one in certified.values() {
-            if let Err(error) = credentials.verify(&one.chain) {
-                tracing::info!(listener = %self.bind, client = ?one.closer.client_id(), %error, "client closed: its certificate is no longer good");
-                one.closer.close(ReasonCode::NotAuthorized);
-            }
+    fn judge(&self, credentials: &Credentials, one: &Certified) {
+        if let Err(error) = credentials.verify(&one.chain) {
+            tracing::info!(listener = %self.bind, client = ?one.closer.client_id(), %error, "client closed: its certificate is no longer good");
+            one.closer.close(ReasonCode::NotAuthorized);
         }
     }
 }

@@ -212,7 +212,10 @@ impl Accepting {
                 () = self.connections.ended() => {}
                 (turn, incoming) = async { (self.admission.turn().await, endpoint.accept().await) } => match incoming {
                     Some(incoming) => self.incoming(incoming, turn),
-                    None => break,
+                    None => {
+                        tracing::error!(listener = %self.door.bind, "no more clients come in by QUIC: its socket has failed; start the broker anew");
+                        break;
+                    }
                 },
             }
         }

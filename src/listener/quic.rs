@@ -22,6 +22,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Connections that wait to be accepted.
 const INCOMING_MAX: usize = 1_024;
+/// What these may have sent meanwhile: each, and all together. Nobody has proven an address yet.
+const INCOMING_BYTES: u64 = 64 * 1024;
+const INCOMING_BYTES_TOTAL: u64 = 4 * 1024 * 1024;
 
 /// How clients are met with these certificates.
 pub(super) fn server_config(credentials: &Credentials) -> Result<quinn::ServerConfig, NoInitialCipherSuite> {
@@ -36,7 +39,11 @@ pub(super) fn server_config(credentials: &Credentials) -> Result<quinn::ServerCo
         .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_TIMEOUT.as_millis() as u32))))
         .keep_alive_interval(Some(KEEP_ALIVE));
     let mut config = credentials.quic()?;
-    config.transport_config(Arc::new(transport)).max_incoming(INCOMING_MAX);
+    config
+        .transport_config(Arc::new(transport))
+        .max_incoming(INCOMING_MAX)
+        .incoming_buffer_size(INCOMING_BYTES)
+        .incoming_buffer_size_total(INCOMING_BYTES_TOTAL);
     Ok(config)
 }
 
