@@ -179,8 +179,9 @@ fn what_cannot_be_taken_over_is_said_and_changes_nothing() {
     assert!(!a.log().contains("credentials read anew"), "nothing of it was taken over");
 
     assert!(!a.log().contains("DEBUG"));
-    let changed =
-        good.replace("allow_anonymous = true", "allow_anonymous = false").replace("name = \"m\"", "name = \"m\"\npriority = 1");
+    let changed = good
+        .replace("allow_anonymous = true", "allow_anonymous = true\nmax_connections = 9")
+        .replace("name = \"m\"", "name = \"m\"\npriority = 1");
     fs::write(&file, with(&changed, "[log]\nfilter = \"debug\"")).unwrap();
     a.signal("HUP");
     a.wait_for_log(&["WARN", "needs a restart", "listener, mesh.priority"]);
