@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::broker::{Broker, Site, wait_for};
 use crate::client::{Client, Connect, Publish, Will};
+use crate::serve::get;
 use crate::wire::*;
 
 fn files(site: &Site, name: &str, ending: &str) -> Vec<PathBuf> {
@@ -23,6 +24,15 @@ fn resumed(broker: &Broker, connect: &Connect) -> Client {
     let client = Client::connect(broker, connect);
     assert!(client.connack.session_present, "{:?}", client.connack);
     client
+}
+
+/// Waits until the disk has all: what is acknowledged to nobody, as a DISCONNECT or a lost connection, may be lost with the broker otherwise.
+fn all_is_written(broker: &Broker) {
+    wait_for("the disk to have all", || {
+        let page = get(broker.address_of("health"), "/metrics");
+        let waiting = page.lines().find_map(|line| line.strip_prefix("mqtt_st_quic_store_changes_waiting "))?;
+        (waiting.parse::<f64>().unwrap() == 0.0).then_some(())
+    });
 }
 
 #[test]
@@ -81,6 +91,7 @@ fn a_killed_broker_goes_on_with_everything_that_was_to_be_kept() {
 
     // It ends when the client says so, also over a restart.
     keeper.disconnect_with(0, &[four(property::SESSION_EXPIRY, 0)]);
+    all_is_written(&broker);
     broker.kill();
     let broker = site.start("a", &configuration);
     assert!(!Client::connect(&broker, &connect).connack.session_present);
@@ -147,6 +158,7 @@ fn times_count_on_while_the_broker_is_down() {
     let mut normal = Client::connect(&broker, &Connect::new(5).id("normal").resume(600).will(will(0)));
     normal.send(&packet(kind::DISCONNECT, 0, &[]));
     normal.expect_end();
+    all_is_written(&broker);
     broker.kill();
 
     let broker = site.start("a", &configuration);

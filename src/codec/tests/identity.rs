@@ -14,8 +14,13 @@ fn text() -> impl Strategy<Value = &'static str> {
     ]
 }
 
+/// What stands in names has no control characters.
+fn name() -> impl Strategy<Value = &'static str> {
+    prop_oneof![4 => "[a-z/$ ä]{0,12}".prop_map(|name| &*name.leak()), 1 => r"\P{Cc}{0,40}".prop_map(|name| &*name.leak())]
+}
+
 fn topic_name() -> impl Strategy<Value = &'static str> {
-    "[^\0+#]{1,20}".prop_map(|text| &*text.leak())
+    r"[^\p{Cc}+#]{1,20}".prop_map(|text| &*text.leak())
 }
 
 fn data() -> impl Strategy<Value = &'static [u8]> {
@@ -118,11 +123,11 @@ fn will(version: ProtocolVersion) -> impl Strategy<Value = Will<'static>> {
 }
 
 fn connect(version: ProtocolVersion) -> impl Strategy<Value = Packet<'static>> {
-    let credentials = (option::of(text()), option::of(data())).prop_map(move |(name, password)| match (version, name) {
+    let credentials = (option::of(name()), option::of(data())).prop_map(move |(name, password)| match (version, name) {
         (ProtocolVersion::V3_1 | ProtocolVersion::V3_1_1, None) => (None, None),
         _ => (name, password),
     });
-    (any::<bool>(), any::<u16>(), connect_properties(), text(), option::of(will(version)), credentials).prop_map(
+    (any::<bool>(), any::<u16>(), connect_properties(), name(), option::of(will(version)), credentials).prop_map(
         move |(clean_start, keep_alive_seconds, properties, client_id, will, (user_name, password))| {
             let is_v5 = version == ProtocolVersion::V5;
             Packet::Connect(Box::new(Connect {
@@ -265,7 +270,7 @@ fn lists(version: ProtocolVersion) -> impl Strategy<Value = Packet<'static>> {
     let is_v5 = version == ProtocolVersion::V5;
     let subscription_id =
         option::of((1..=crate::limits::MQTT_REMAINING_LENGTH_MAX).prop_map(|id| SubscriptionId::try_from(id).expect("in range")));
-    let filter = (text(), options(version)).prop_map(|(filter, options)| SubscribeFilter { filter, options });
+    let filter = (name(), options(version)).prop_map(|(filter, options)| SubscribeFilter { filter, options });
     let subscribe = (id(), subscription_id, user_properties(), vec(filter, 1..5)).prop_map(
         move |(packet_id, subscription_id, user_properties, filters)| {
             let properties = SubscribeProperties { subscription_id, user_properties };
@@ -281,7 +286,7 @@ fn lists(version: ProtocolVersion) -> impl Strategy<Value = Packet<'static>> {
             Packet::SubAck(SubAck { packet_id, properties, reasons })
         },
     );
-    let unsubscribe = (id(), user_properties(), vec(text(), 1..5)).prop_map(move |(packet_id, user_properties, filters)| {
+    let unsubscribe = (id(), user_properties(), vec(name(), 1..5)).prop_map(move |(packet_id, user_properties, filters)| {
         let properties = if is_v5 { UnsubscribeProperties { user_properties } } else { UnsubscribeProperties::default() };
         Packet::Unsubscribe(Unsubscribe { packet_id, properties, filters })
     });
