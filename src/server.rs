@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Bind, Config, Listener, Mesh, QueueDrop};
+use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId};
 use crate::limits;
@@ -377,8 +377,10 @@ impl View for Parts {
 fn take_over(listeners: &mut [Listener], new: &[Listener]) {
     let mut new: Vec<&Listener> = new.iter().collect();
     for listener in listeners {
+        let is_udp = |listener: &Listener| listener.protocol == Protocol::Quic;
+        let same = |new: &&Listener| new.bind == listener.bind && is_udp(new) == is_udp(listener);
         // Several may be bound to any free port: they are told apart by their order.
-        let Some(place) = new.iter().position(|new| new.bind == listener.bind) else { continue };
+        let Some(place) = new.iter().position(same) else { continue };
         let new = new.remove(place);
         listener.take_auth_of(new);
         listener.take_certificates_of(new);

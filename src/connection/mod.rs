@@ -338,11 +338,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     /// Whether so much of what the client has sent cannot be acknowledged yet that it is not read from: anything at all while the store is behind.
+    /// Not while it fails: that ends who knows when, and its list is taken in turns all the same.
     fn waits_for_safety(&self) -> bool {
         if self.held.is_empty() && self.barrier.is_open() {
             return false;
         }
-        self.held.len() >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX || self.router.journal().is_some_and(|journal| journal.is_behind())
+        self.held.len() >= HELD_ACKNOWLEDGEMENTS_BYTES_MAX
+            || self.router.journal().is_some_and(|journal| journal.is_behind() && !journal.is_failing())
     }
 
     fn poll_input(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {

@@ -150,7 +150,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             (Err(fault), id) => {
                 // Closing is no answer: the client will send it again, and then it is no repeat of what was taken.
                 if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, id) {
-                    self.connection.subscriber.lock().release(scratch.batch.writes(), id);
+                    let mut state = self.connection.subscriber.lock();
+                    // Of a connection that was taken over it is the next one's to say.
+                    if state.epoch == self.connection.epoch {
+                        state.release(scratch.batch.writes(), id);
+                    }
                 }
                 Err(fault)
             }

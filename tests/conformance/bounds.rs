@@ -181,7 +181,7 @@ fn who_was_paused_is_read_from_again_and_again() {
 fn one_client_cannot_use_up_what_all_share_for_long() {
     let broker = listening(|listener| listener.total_message_rate = NonZeroU64::new(100));
     let mut subscriber = Client::subscribed(&broker, 4, "t", 0);
-    let mut bystander = Client::connect(&broker, &Connect::new(5).keep_alive(1));
+    let mut bystander = Client::connect(&broker, &Connect::new(5).keep_alive(3));
     let mut hog = Client::new(&broker, 4);
     let start = Instant::now();
     hog.send(&Publish { topic: "t", ..Publish::default() }.encode(4).repeat(13_000));
@@ -192,7 +192,7 @@ fn one_client_cannot_use_up_what_all_share_for_long() {
         bystander.expect_nothing();
         bystander.say("other", "m");
     }
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     // A second's worth at once, then the rate; a pause is a little longer than it must be.
     let mut count = 50;
     while start.elapsed() < Duration::from_secs(4) {
