@@ -125,12 +125,13 @@ enum End {
 }
 
 impl End {
-    /// Whether something was written that says why: an MQTT packet, or the close of a transport whose own rules the client has broken.
+    /// Whether there is something to read for the client: an MQTT packet that says why, or the close of its transport, whose own rules it may have broken.
+    /// Behind a DISCONNECT a client's TLS or WebSocket says good-bye too: with that unread, TCP would reset the connection under its last answers.
     fn leaves_words(&self) -> bool {
         match self {
-            Self::Told(_) => true,
+            Self::Told(_) | Self::Disconnect(..) => true,
             Self::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
-            Self::Disconnect(..) | Self::Closed | Self::Unwritable(_) => false,
+            Self::Closed | Self::Unwritable(_) => false,
         }
     }
 }

@@ -265,6 +265,12 @@ fn a_stopped_broker_is_left_out_and_comes_back() {
     let mut flow = Flow::new(first, second, 20);
     let mut missed = Flow::new(first, stopped, 20);
     for round in 1..=2 {
+        // A tree needs two links; the third may still be on its way up.
+        wait_for("all links", || {
+            let topology = first.topology();
+            let up = topology["links"].as_array().unwrap().iter().filter(|link| link["state"] != "down").count();
+            (up == 3).then_some(())
+        });
         stopped.signal("STOP");
         let begin = Instant::now();
         for broker in [first, second] {
