@@ -181,6 +181,17 @@ mod tests {
             settle().await;
         }
         assert_eq!(router.metrics().messages_received.value(), 2);
+
+        // A disk that fails does so who knows how long: nobody is unheard for that.
+        fill(&journal);
+        client.write_all(b"\x33\x06\x00\x01t\x00\x03z").await.unwrap();
+        settle().await;
+        client.write_all(b"\xc0\x00").await.unwrap();
+        settle().await;
+        journal.fail();
+        let mut pong = [0; 2];
+        client.read_exact(&mut pong).await.unwrap();
+        assert_eq!(pong, [0xd0, 0]);
         served.abort();
     }
 }
