@@ -190,7 +190,7 @@ mod tests {
         settle().await;
         journal.fail();
         let mut pong = [0; 2];
-        client.read_exact(&mut pong).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(20), client.read_exact(&mut pong)).await.expect("a PINGRESP").unwrap();
         assert_eq!(pong, [0xd0, 0]);
         served.abort();
     }
