@@ -196,14 +196,21 @@ fn publish(criterion: &mut Criterion) {
     for receivers in [1, 100] {
         let (router, connections) = router(receivers, QoS::AtMostOnce);
         let (mut batch, mut routes, mut drained) = (Batch::default(), RouteCache::default(), Drained::default());
-        let message =
-            Message { topic: TOPIC, payload: PAYLOAD, qos: QoS::AtMostOnce, retain: false, expires_at: None, properties: &[] };
+        let message = Message {
+            topic: TOPIC,
+            payload: PAYLOAD,
+            qos: QoS::AtMostOnce,
+            retain: false,
+            expires_at: None,
+            properties: &[],
+            stamp: None,
+        };
         group.throughput(Throughput::Elements((BATCH * receivers) as u64));
         group.bench_function(format!("publish {BATCH} messages to {receivers}, and drain"), |bencher| {
             bencher.iter(|| {
                 let now = clock::now();
                 for _ in 0..BATCH {
-                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Link, now);
+                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Link(None), now);
                 }
                 router.finish(&mut batch, now);
                 let written = |connection: &Connection| connection.subscriber.lock().outbox.take(&mut drained);
@@ -290,7 +297,7 @@ fn linked(lane: usize) -> (Arc<Replication>, Way) {
 }
 
 fn mesh_message(qos: QoS) -> MeshMessage<'static> {
-    MeshMessage { topic: TOPIC, payload: PAYLOAD, qos, retain: false, expiry_seconds: None, properties: &[] }
+    MeshMessage { topic: TOPIC, payload: PAYLOAD, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None }
 }
 
 fn replicate(criterion: &mut Criterion) {

@@ -128,6 +128,27 @@ pub struct OpenMark {
     pub number: OpenNumber,
 }
 
+/// When a retained message was published or deleted, for "the last writer wins" everywhere: greater is later. Hybrid logical time of the broker
+/// at which it happened, and that broker: no two writes have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp {
+    /// Milliseconds since the Unix epoch, shifted left by [`Self::COUNTER_BITS`], and a count of what happened in the same one.
+    pub time: u64,
+    /// The broker whose client it was.
+    pub origin: BrokerId,
+}
+
+impl Stamp {
+    /// Bits of [`Self::time`] that count within a millisecond.
+    pub const COUNTER_BITS: u32 = 16;
+
+    /// The milliseconds in it.
+    #[must_use]
+    pub fn millis(self) -> u64 {
+        self.time >> Self::COUNTER_BITS
+    }
+}
+
 /// A root's claim (802.1D-2004 9.2.5, RootIdentifier, with an epoch before it): the tree id of `ARCHITECTURE.md`,
 /// compared field by field. The higher epoch wins; within an epoch the better root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -194,6 +194,10 @@ pub const LANE_ALIASES_MAX: u16 = 1_024;
 /// A broker that has met only brokers as new as itself, or none, for this long is no longer new to the mesh.
 /// Longer than it may take to reach a neighbour that is up: see `mesh::connect`.
 pub const NEWCOMER_TIME: Duration = Duration::from_secs(15);
+/// Default for how long it is remembered that a retained message was deleted.
+pub const TOMBSTONE_AGE_DEFAULT: Duration = Duration::from_secs(30 * 86_400);
+/// What is remembered of deleted retained messages, bytes.
+pub const TOMBSTONES_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Default for how long a ring keeps a block.
 pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 

@@ -27,7 +27,7 @@ use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::{Journal, OutboundLimits};
-use crate::shared::Topology;
+use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
 
@@ -160,6 +160,10 @@ impl Server {
         };
         let journal = opened.is_some().then(Journal::new);
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), clock::now()));
+        if let Some(mesh) = &config.mesh {
+            let origin = BrokerId::derive(&mesh.name, &config.name);
+            router.share_retained(StampClock::new(origin, clock::unix_time(), clock::now()), mesh.tombstone_age);
+        }
         let store = match (opened, journal) {
             (Some(opened), Some(journal)) => Some(restore(&router, &policies, opened.start(journal)?)),
             _ => None,
@@ -391,7 +395,7 @@ fn take_over(listeners: &mut [Listener], new: &[Listener]) {
 fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Restored)) -> Store {
     let now = clock::now();
     router.number_sessions_from(restored.last_session);
-    router.restore_retained(restored.retained);
+    router.restore_retained(restored.retained, restored.deleted, now);
     restored.sessions.into_iter().for_each(|session| router.restore_session(session, now));
     // Users may have gone, and rules have changed, while the broker was down.
     let mut batch = Batch::default();
@@ -513,6 +517,9 @@ async fn run_timer(router: Arc<Router>) {
     let mut batch = Batch::default();
     loop {
         let now = clock::now();
+        if let Some(stamps) = router.retained().clock() {
+            stamps.set(clock::unix_time(), now);
+        }
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
         sleep_until_due(&router, now + SWEEP_INTERVAL).await;

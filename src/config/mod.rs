@@ -291,6 +291,9 @@ pub struct Mesh {
     /// Bytes of QoS 1 and 2 messages, and as many of QoS 0, that are kept for links which lag or come back.
     #[serde(with = "units::bytes")]
     pub replay_log_bytes: usize,
+    /// How long it is remembered that a retained message was deleted: who is away for longer may bring it back.
+    #[serde(with = "units::duration")]
+    pub tombstone_age: Duration,
 }
 
 impl Default for Mesh {
@@ -316,6 +319,7 @@ impl Default for Mesh {
             record_stp: None,
             lanes: limits::LANES_DEFAULT,
             replay_log_bytes: limits::RING_BYTES_DEFAULT,
+            tombstone_age: limits::TOMBSTONE_AGE_DEFAULT,
         }
     }
 }

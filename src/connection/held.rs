@@ -136,7 +136,7 @@ mod tests {
         for topic in 0..300 {
             let (topic, payload, properties) = (topic.to_string().into(), payload.clone(), Bytes::new());
             let message = StoredMessage { topic, payload, qos: QoS::AtLeastOnce, retain: true, expires_at: None, properties };
-            journal.push(Change::Retained(Arc::new(message)));
+            journal.push(Change::Retained(Arc::new(message), None));
         }
     }
 

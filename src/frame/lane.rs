@@ -5,11 +5,11 @@
 //! is encoded once, by its origin, and goes over every link as it is.
 //!
 //! A message is: by how much its sequence is above the one before; flags (QoS, retain, which fields follow, "same topic as the one
-//! before"); topic; expiry; raw forwardable MQTT 5 properties; payload.
+//! before"); topic; expiry; stamp of a retained one; raw forwardable MQTT 5 properties; payload.
 
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
 use crate::codec::QoS;
-use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber};
+use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, Stamp};
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, TOPIC_LEVELS_MAX};
 
 const ORIGIN: u8 = 1;
@@ -27,7 +27,8 @@ const RETAIN: u8 = 1 << 2;
 const HAS_EXPIRY: u8 = 1 << 3;
 const HAS_PROPERTIES: u8 = 1 << 4;
 const SAME_TOPIC: u8 = 1 << 5;
-const RESERVED: u8 = 0b1100_0000;
+const HAS_STAMP: u8 = 1 << 6;
+const RESERVED: u8 = 0b1000_0000;
 
 /// What the frame around a block's messages adds to them, at most: its header, an ORIGIN before it, and the block's own fields.
 pub const FRAME_OVERHEAD_BYTES_MAX: usize = 96;
@@ -47,6 +48,8 @@ pub struct MeshMessage<'a> {
     pub expiry_seconds: Option<u32>,
     /// Raw forwardable MQTT 5 properties.
     pub properties: &'a [u8],
+    /// Of a retained publish: which of two writes is the later one.
+    pub stamp: Option<Stamp>,
 }
 
 /// "Of this origin and log I know, on this lane, every id up to `cover`."
@@ -297,13 +300,18 @@ pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, sam
             | flag(message.retain, RETAIN)
             | flag(message.expiry_seconds.is_some(), HAS_EXPIRY)
             | flag(!message.properties.is_empty(), HAS_PROPERTIES)
-            | flag(same_topic, SAME_TOPIC),
+            | flag(same_topic, SAME_TOPIC)
+            | flag(message.stamp.is_some(), HAS_STAMP),
     );
     if !same_topic {
         put_block(out, message.topic.as_bytes());
     }
     if let Some(seconds) = message.expiry_seconds {
         put_varint(out, u64::from(seconds));
+    }
+    if let Some(stamp) = message.stamp {
+        out.extend_from_slice(&stamp.time.to_be_bytes());
+        out.extend_from_slice(&stamp.origin.0.to_be_bytes());
     }
     if !message.properties.is_empty() {
         put_block(out, message.properties);
@@ -351,13 +359,17 @@ impl<'a> Messages<'a> {
             // In range: the bound is a u32.
             _ => Some(self.reader.varint_max(u64::from(u32::MAX), "message's expiry")? as u32),
         };
+        let stamp = match flags & HAS_STAMP {
+            0 => None,
+            _ => Some(Stamp { time: self.reader.u64("stamp")?, origin: BrokerId(self.reader.u64("stamp's origin")?) }),
+        };
         let properties = if flags & HAS_PROPERTIES == 0 { &[][..] } else { self.reader.block("message's properties")? };
         if properties.len() > FORWARDED_PROPERTIES_BYTES_MAX {
             return Err(FrameError::Value { field: "length of properties", value: properties.len() as u64 });
         }
         let payload = self.reader.block("payload")?;
         self.previous = Some((sequence, topic));
-        Ok((sequence, MeshMessage { topic, payload, qos, retain: flags & RETAIN != 0, expiry_seconds, properties }))
+        Ok((sequence, MeshMessage { topic, payload, qos, retain: flags & RETAIN != 0, expiry_seconds, properties, stamp }))
     }
 }
 
@@ -494,7 +506,8 @@ mod tests {
             (&[0, 1, 1, b't', 0, 1, 0x21, 0], Ok(2)),
             (&[1, 1, 1, b't', 0], value("message's step", 1)),
             (&[0, 1, 1, b't', 0, 0, 0x21, 0], value("message's step", 0)),
-            (&[0, 0x41, 1, b't', 0], value("set of message flags", 0x41)),
+            (&[0, 0x81, 1, b't', 0], value("set of message flags", 0x81)),
+            (&[0, 0x41, 1, b't', 0], Err(FrameError::Truncated("stamp"))),
             (&[0, 3, 1, b't', 0], value("set of message flags", 3)),
             (&[0, 0x21, 0], value("set of message flags", 0x21)),
             (&[0, 1, 0, 0], Err(FrameError::Text("topic"))),
@@ -511,8 +524,15 @@ mod tests {
         for (length, expected) in [(0, Ok(1)), (1, value("length of properties", 65_537))] {
             let properties = vec![0; FORWARDED_PROPERTIES_BYTES_MAX + length];
             let qos = QoS::AtLeastOnce;
-            let message =
-                MeshMessage { topic: "t", payload: b"", qos, retain: false, expiry_seconds: None, properties: &properties };
+            let message = MeshMessage {
+                topic: "t",
+                payload: b"",
+                qos,
+                retain: false,
+                expiry_seconds: None,
+                properties: &properties,
+                stamp: None,
+            };
             let body = encoded(|out| put_message(out, 0, &message, false));
             assert_eq!(Messages::new(5, &body).try_fold(0, |count, message| message.map(|_| count + 1)), expected);
         }
@@ -532,6 +552,7 @@ mod tests {
                 retain: true,
                 expiry_seconds: None,
                 properties: &[],
+                stamp: None,
             };
             let body = encoded(|out| put_message(out, 0, &message, false));
             assert_eq!(Messages::new(1, &body).all(|read| read.is_ok()), is_taken, "{levels}");
@@ -547,16 +568,18 @@ mod tests {
         fn messages_come_back(
             first: u32,
             messages in vec(
-                (1..1_000_u64, 0..3_usize, vec(any::<u8>(), 0..200), qos(), any::<bool>(), option::of(any::<u32>()), vec(any::<u8>(), 0..5)),
+                (1..1_000_u64, 0..3_usize, vec(any::<u8>(), 0..200), qos(), any::<bool>(), option::of(any::<u32>()), vec(any::<u8>(), 0..5), option::of(any::<(u64, u64)>())),
                 1..20,
             ),
         ) {
             let topics = ["a", "a/b", "ümläut/\u{feff}"];
             let (mut body, mut expected, mut sequence, mut before) = (Vec::new(), Vec::new(), u64::from(first), None);
-            for (step, topic, payload, qos, retain, expiry_seconds, properties) in &messages {
+            for (step, topic, payload, qos, retain, expiry_seconds, properties, stamp) in &messages {
                 let delta = if before.is_none() { 0 } else { *step };
                 sequence += delta;
-                let message = MeshMessage { topic: topics[*topic], payload, qos: *qos, retain: *retain, expiry_seconds: *expiry_seconds, properties };
+                let (qos, retain, expiry_seconds) = (*qos, *retain, *expiry_seconds);
+                let stamp = stamp.map(|(time, origin)| Stamp { time, origin: BrokerId(origin) });
+                let message = MeshMessage { topic: topics[*topic], payload, qos, retain, expiry_seconds, properties, stamp };
                 put_message(&mut body, delta, &message, before == Some(topic));
                 expected.push(Ok((sequence, message)));
                 before = Some(topic);

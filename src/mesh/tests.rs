@@ -138,7 +138,15 @@ impl Broker {
         let mut batch = self.batch.lock();
         batch.push(
             &self.replication,
-            &MeshMessage { topic: "t", payload: payload.as_bytes(), qos, retain: false, expiry_seconds: None, properties: &[] },
+            &MeshMessage {
+                topic: "t",
+                payload: payload.as_bytes(),
+                qos,
+                retain: false,
+                expiry_seconds: None,
+                properties: &[],
+                stamp: None,
+            },
         );
         self.replication.publish(&mut batch, clock::now());
     }
@@ -623,6 +631,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
                         retain: false,
                         expiry_seconds: None,
                         properties: &[],
+                        stamp: None,
                     };
                     batch.push(&publisher, &message);
                 }
@@ -704,8 +713,10 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
     for n in 0..200 {
         let topic = format!("t/{}", n % 8);
         let (payload, qos) = (&payload[..], QoS::AtLeastOnce);
-        batch
-            .push(&replication, &MeshMessage { topic: &topic, payload, qos, retain: false, expiry_seconds: None, properties: &[] });
+        batch.push(
+            &replication,
+            &MeshMessage { topic: &topic, payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None },
+        );
         replication.publish(&mut batch, clock::now());
     }
     let received = || wedged.lanes.stats().udp_rx.bytes;

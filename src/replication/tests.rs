@@ -65,7 +65,7 @@ impl Broker {
 
     fn publish(&mut self, payload: &str, qos: QoS, expiry_seconds: Option<u32>, now: Instant) {
         let payload = payload.as_bytes();
-        let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds, properties: &[] };
+        let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds, properties: &[], stamp: None };
         self.batch.push(&self.replication, &message);
         self.replication.publish(&mut self.batch, now);
     }
@@ -537,8 +537,15 @@ fn a_large_message_has_a_block_of_its_own_and_travels_in_pieces() {
     );
     pair.open(now);
     let large = "y".repeat(90_000);
-    let small =
-        MeshMessage { topic: "t", payload: b"x", qos: QoS::AtLeastOnce, retain: true, expiry_seconds: None, properties: &[] };
+    let small = MeshMessage {
+        topic: "t",
+        payload: b"x",
+        qos: QoS::AtLeastOnce,
+        retain: true,
+        expiry_seconds: None,
+        properties: &[],
+        stamp: None,
+    };
     let Broker { batch, replication, .. } = &mut pair.child;
     (0..300).for_each(|_| batch.push(replication, &small));
     batch.push(replication, &MeshMessage { payload: large.as_bytes(), ..small });
@@ -681,7 +688,8 @@ fn of_a_block_only_what_is_new_is_taken() {
             let payload = n.to_string();
             let payload = payload.as_bytes();
             let qos = QoS::AtLeastOnce;
-            let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds: None, properties: &[] };
+            let message =
+                MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
             lane::put_message(&mut body, u64::from(n > first), &message, n > first);
         }
         lane::put_origin(&mut bytes, 0, BrokerId(5), LogId(5));

@@ -10,6 +10,7 @@ use dashmap::Entry;
 
 use super::deadlines::{Deadline, Due};
 use super::publish::Ingress;
+use super::retained::Writer;
 use super::route::RouteCache;
 use super::{Batch, Router};
 use crate::auth::{Access, Standing};
@@ -273,6 +274,7 @@ impl Router {
             }
         }
         self.retained.sweep_expired(now);
+        self.retained.sweep_tombstones(now);
     }
 
     fn check_keep_alive(&self, batch: &mut Batch, subscriber: &Arc<Subscriber>, epoch: u64, silence_ms: u64, now: Instant) {
@@ -313,12 +315,13 @@ impl Router {
         for subscriber in subscribers {
             self.judge_one(batch, &subscriber, &judge, now);
         }
-        let revoked = self.retained.revoke(|writer, topic| match judge(&writer.access) {
+        let may_say = |writer: &Writer, topic: &str| match judge(&writer.access) {
             // That a user is no longer here takes nothing back of what he had a right to say.
             Standing::Good(access) | Standing::PasswordChanged(access) | Standing::Gone(access) => {
                 access.may_publish(&writer.client_id, topic)
             }
-        });
+        };
+        let revoked = self.retained.revoke(may_say, now);
         if revoked > 0 {
             tracing::info!(revoked, "retained messages are forgotten: who published them may no longer do that");
         }

@@ -7,6 +7,7 @@
 //! The router knows no socket and no clock. Lock order: registry entry, subscriptions, subscriber; at most one subscriber at a time.
 
 mod connect;
+mod copies;
 mod deadlines;
 mod publish;
 mod restore;
@@ -21,14 +22,14 @@ mod tests;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use parking_lot::RwLock;
 
 pub use connect::{ConnectRequest, Connection, Farewell, TooManySessions};
 pub use publish::{Batch, Ingress, LinkDelivery, Routed};
-pub use retained::RetainedStore;
+pub use retained::{MeshCounts, RetainedFull, RetainedStore, Unbelievable};
 pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};
 pub use system::is_system;
@@ -41,6 +42,7 @@ use crate::metrics::Metrics;
 use crate::pressure::Pressure;
 use crate::replication::Replication;
 use crate::session::{Journal, OutboundLimits, Subscriber};
+use crate::shared::StampClock;
 
 /// Bounds of the sessions that this router makes.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +126,12 @@ impl Router {
     #[must_use]
     pub fn pressure(&self) -> &Pressure {
         &self.pressure
+    }
+
+    /// From now on, and before anything is retained, all that clients retain is shared with the brokers of the mesh, and it is remembered for
+    /// so long what was deleted. The first call counts.
+    pub fn share_retained(&self, clock: StampClock, tombstone_age: Duration) {
+        self.retained.share(clock, tombstone_age);
     }
 
     /// What clients retain.

@@ -11,6 +11,7 @@ use super::route::{Route, RouteCache, Target};
 use super::share::{Chooser, SharedTargets};
 use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
+use crate::ids::Stamp;
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
 use crate::session::{Delivery, Message, Outcome, Pumped, Subscriber, Variants, Writes, remaining_seconds};
@@ -22,8 +23,8 @@ pub enum Ingress<'a> {
     Session(&'a Subscriber),
     /// This broker itself, for a client that is gone: its will.
     Will(&'a Subscriber),
-    /// A link of the mesh; it is not sent back there.
-    Link,
+    /// A link of the mesh; it is not sent back there. If it is retained, when it was published.
+    Link(Option<Stamp>),
     /// This broker itself, to its own clients: what is below `$SYS`.
     System,
 }
@@ -155,7 +156,7 @@ impl Router {
         let (publisher, writer) = match ingress {
             Ingress::Session(subscriber) => (Some(subscriber), Some(subscriber)),
             Ingress::Will(subscriber) => (None, Some(subscriber)),
-            Ingress::Link | Ingress::System => (None, None),
+            Ingress::Link(_) | Ingress::System => (None, None),
         };
         let route = self.route(routes, message.topic, publisher);
         if !route.may_publish {
@@ -165,11 +166,21 @@ impl Router {
         batch.variants.begin();
         let memory = self.pressure.level();
         batch.variants.memory = memory;
-        // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
-        if message.retain && !self.retain(batch, message, writer) {
-            self.metrics.dropped_retained_full.add(1);
-            if publisher.is_some() {
-                return Routed::NotRetained;
+        let mut stamp = None;
+        if message.retain {
+            let own = if let Ingress::Link(own) = ingress { own } else { None };
+            match self.retained_for(message.topic).stamp(own, now) {
+                // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
+                Ok(given) if !self.retain(batch, message, writer, given, now) => {
+                    self.metrics.dropped_retained_full.add(1);
+                    if publisher.is_some() {
+                        return Routed::NotRetained;
+                    }
+                    stamp = given;
+                }
+                Ok(given) => stamp = given,
+                // It reaches who is there, like any other, and is not retained. Counted there.
+                Err(_) => {}
             }
         }
         // One that comes over a link was acknowledged elsewhere: it is dropped for those for whom it would have to wait.
@@ -188,7 +199,7 @@ impl Router {
         for group in &route.shared {
             batch.deliver_to_one(group, message, now);
         }
-        if let (Some(mesh), true) = (self.mesh(), !matches!(ingress, Ingress::Link | Ingress::System)) {
+        if let (Some(mesh), true) = (self.mesh(), !matches!(ingress, Ingress::Link(_) | Ingress::System)) {
             let message = MeshMessage {
                 topic: message.topic,
                 payload: message.payload,
@@ -196,6 +207,7 @@ impl Router {
                 retain: message.retain,
                 expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
                 properties: message.properties,
+                stamp,
             };
             batch.mesh.push(mesh, &message);
         }
@@ -260,23 +272,30 @@ impl Router {
     }
 
     /// [MQTT-3.3.1-5, -6, -7]: an empty payload deletes. False if there is no room for one more.
-    fn retain(&self, batch: &mut Batch, message: &Message<'_>, writer: Option<&Subscriber>) -> bool {
+    fn retain(
+        &self,
+        batch: &mut Batch,
+        message: &Message<'_>,
+        writer: Option<&Subscriber>,
+        stamp: Option<Stamp>,
+        now: Instant,
+    ) -> bool {
         let store = self.retained_for(message.topic);
         let written = match () {
-            () if message.payload.is_empty() => Some(store.remove(message.topic)),
+            () if message.payload.is_empty() => Some(store.remove(message.topic, stamp)),
             // As where the store is full: the old message is no longer what was published last.
             () if batch.variants.memory == Level::Full || (message.qos == QoS::AtMostOnce && store.is_behind()) => {
-                store.remove(message.topic);
+                store.forget(message.topic);
                 None
             }
             () => {
                 let stored = batch.variants.stored(message);
                 let by = writer.and_then(writer_of);
                 let has_rules = by.is_some();
-                let written = store.set(Arc::clone(&stored), by).ok();
+                let written = store.set(Arc::clone(&stored), stamp, by).ok();
                 // The rules may have changed since the route was found, and what was retained by then has been looked at already.
                 if has_rules && writer.is_some_and(|writer| !writer.may_publish(message.topic)) {
-                    store.take_back(&stored);
+                    store.take_back(&stored, now);
                 }
                 written
             }
@@ -351,6 +370,7 @@ impl LinkDelivery {
         if is_system(message.topic) {
             return;
         }
+        let stamp = message.stamp;
         let message = Message {
             topic: message.topic,
             payload: message.payload,
@@ -359,7 +379,7 @@ impl LinkDelivery {
             expires_at: message.expiry_seconds.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
             properties: message.properties,
         };
-        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Link, now);
+        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Link(stamp), now);
     }
 
     /// Ends the batch.

@@ -8,13 +8,20 @@ use std::time::{Duration, Instant};
 
 use super::Router;
 use super::deadlines::Due;
+use crate::ids::Stamp;
 use crate::session::{RESTORED_EPOCH, RestoredSession, SessionExpiry, StoredMessage, SubscriberId};
 use crate::topic;
 
 impl Router {
-    /// Takes in what was retained. New sessions are numbered behind `last`.
-    pub fn restore_retained(&self, messages: impl IntoIterator<Item = Arc<StoredMessage>>) {
-        messages.into_iter().for_each(|message| self.retained.restore(message));
+    /// Takes in what was retained, and what was deleted. To be said after [`Router::share_retained`].
+    pub fn restore_retained(
+        &self,
+        messages: impl IntoIterator<Item = (Arc<StoredMessage>, Option<Stamp>)>,
+        deleted: impl IntoIterator<Item = (Box<str>, Stamp)>,
+        now: Instant,
+    ) {
+        messages.into_iter().for_each(|(message, stamp)| self.retained.restore(message, stamp, now));
+        deleted.into_iter().for_each(|(topic, stamp)| self.retained.restore_deleted(topic, stamp, now));
     }
 
     /// New sessions get numbers above `last`.

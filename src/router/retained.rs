@@ -11,21 +11,29 @@
 //!
 //! Specification: MQTT 5.0, sections 3.3.1.3 (RETAIN) and 3.3.2.3.3 (Message Expiry Interval).
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
 use crate::auth::Access;
-use crate::limits::RETAINED_BYTES_MAX;
+use crate::frame::bulk::TopicKey;
+use crate::ids::Stamp;
+use crate::limits::{RETAINED_BYTES_MAX, TOMBSTONES_BYTES_MAX};
+use crate::metrics::Counter;
 use crate::session::{Change, Journal, StoredMessage};
+use crate::shared::StampClock;
+use crate::shared::retained::{Index, Turn, Written, key_of};
 use crate::topic::NameTrie;
 
 /// What a retained message costs beside its bytes: counters, indexes, allocations. Counted, so that many small ones are bounded too.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
 /// What each level of its topic costs in the trie beside its text, where no other topic shares it.
 const LEVEL_OVERHEAD_BYTES: usize = 128;
+/// What a write takes on its way to another broker beside its bytes, roughly.
+const WRITE_OVERHEAD_BYTES: usize = 40;
 /// Messages that one turn of the sweep drops before it lets others to the lock.
 const SWEEP_TURN: usize = 1_024;
 
@@ -41,6 +49,11 @@ pub struct RetainedFull {
     pub bytes_max: usize,
 }
 
+/// A stamp that is further ahead than any clock: what has it must not be retained, for nothing could be written after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a stamp of {} ms since 1970, which is no honest broker's", .0.millis())]
+pub struct Unbelievable(pub Stamp);
+
 /// See the module's page.
 #[derive(Debug)]
 pub struct RetainedStore {
@@ -48,6 +61,30 @@ pub struct RetainedStore {
     bytes_max: usize,
     /// Where it is written down what is retained; none: nowhere.
     journal: Option<Arc<Journal>>,
+    mesh: OnceLock<Shared>,
+}
+
+/// What there is in a mesh only.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) clock: StampClock,
+    tombstone_age: Duration,
+    pub(super) turn: Turn,
+    news: AtomicU64,
+    pub(super) counts: MeshCounts,
+}
+
+/// What is counted of retained messages in a mesh.
+#[derive(Debug, Default)]
+pub struct MeshCounts {
+    /// Taken from a neighbour when the two were compared.
+    pub taken: Counter,
+    /// Older than what was there already, and so not retained.
+    pub older: Counter,
+    /// Not retained, for their stamp is further ahead than a clock can be.
+    pub refused: Counter,
+    /// Tombstones forgotten before their time, for want of room.
+    pub tombstones_dropped: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +97,8 @@ struct Inner {
     bytes: usize,
     /// Tells messages that expire at the same instant apart.
     stored_count: u64,
+    /// In a mesh: the stamp of all that is retained, and of what was deleted.
+    index: Index<Arc<StoredMessage>>,
 }
 
 /// Who has retained a message.
@@ -79,16 +118,80 @@ struct Entry {
     expiry: Option<ExpiryKey>,
 }
 
+/// Whether what is written may take the place of what there is.
+enum Place {
+    /// There is no mesh.
+    Plain,
+    /// It is newer.
+    Newer(TopicKey, Stamp),
+    /// It is not.
+    Older,
+}
+
 impl RetainedStore {
     /// A store without messages that holds at most `bytes_max` bytes, overhead included.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
-        Self { inner: RwLock::default(), bytes_max, journal: None }
+        Self { inner: RwLock::default(), bytes_max, journal: None, mesh: OnceLock::new() }
     }
 
     /// A store, as large as may be, that outlives the broker if there is a journal.
-    pub(super) fn durable(journal: Option<Arc<Journal>>) -> Self {
+    #[must_use]
+    pub fn durable(journal: Option<Arc<Journal>>) -> Self {
         Self { journal, ..Self::default() }
+    }
+
+    /// From now on, and before anything is retained, all that is written has a stamp, and deletions are remembered so long. The first call counts.
+    pub fn share(&self, clock: StampClock, tombstone_age: Duration) {
+        let shared = Shared { clock, tombstone_age, turn: Turn::default(), news: AtomicU64::new(0), counts: MeshCounts::default() };
+        // A broker has one mesh.
+        let _ = self.mesh.set(shared);
+    }
+
+    /// What there is in a mesh only.
+    pub(super) fn shared(&self) -> Option<&Shared> {
+        self.mesh.get()
+    }
+
+    /// What is counted in a mesh.
+    #[must_use]
+    pub fn mesh_counts(&self) -> Option<&MeshCounts> {
+        self.mesh.get().map(|shared| &shared.counts)
+    }
+
+    /// The clock of stamps, in a mesh.
+    #[must_use]
+    pub fn clock(&self) -> Option<&StampClock> {
+        self.mesh.get().map(|shared| &shared.clock)
+    }
+
+    /// The stamp of a write: its own, or the present if it is made here. None without a mesh.
+    ///
+    /// # Errors
+    /// [`Unbelievable`]: it must not be retained.
+    pub fn stamp(&self, own: Option<Stamp>, now: Instant) -> Result<Option<Stamp>, Unbelievable> {
+        let Some(shared) = self.shared() else { return Ok(None) };
+        match own {
+            None => Ok(Some(shared.clock.tick(now))),
+            Some(stamp) if shared.clock.accepts(stamp, now) => Ok(Some(stamp)),
+            Some(stamp) => {
+                shared.counts.refused.add(1);
+                Err(Unbelievable(stamp))
+            }
+        }
+    }
+
+    /// Something was written here that does not go through the lanes.
+    pub(super) fn is_news(&self) {
+        if let Some(shared) = self.shared() {
+            shared.news.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// How often that was.
+    #[must_use]
+    pub fn news(&self) -> u64 {
+        self.shared().map_or(0, |shared| shared.news.load(Ordering::Acquire))
     }
 
     /// Whether what nobody waits for should not be retained now: see [`Journal::is_behind`].
@@ -101,65 +204,166 @@ impl RetainedStore {
         self.journal.as_ref().map(|journal| journal.push(change()))
     }
 
-    /// Takes in what a restarted broker has read.
-    pub(super) fn restore(&self, message: Arc<StoredMessage>) {
+    /// Takes in what a restarted broker has read. In a mesh what has no stamp was written before all that has one.
+    pub fn restore(&self, message: Arc<StoredMessage>, stamp: Option<Stamp>, now: Instant) {
         let mut inner = self.inner.write();
         let replaced = inner.remove(&message.topic);
+        if let Some(shared) = self.shared() {
+            let stamp = stamp.unwrap_or(Stamp { time: 0, origin: shared.clock.origin() });
+            shared.clock.restore(stamp, now);
+            inner.index.insert(key_of(&message.topic), stamp, Written::Message(Arc::clone(&message)));
+        }
         inner.insert(message, None);
         drop(inner);
         drop(replaced);
     }
 
-    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5]. Who retained it is remembered where there are rules about that. Gives the number of the change, where it is written down.
+    /// Takes in that a topic was deleted, as a restarted broker has read it. Without a mesh nobody needs to know.
+    pub fn restore_deleted(&self, topic: Box<str>, stamp: Stamp, now: Instant) {
+        match self.shared() {
+            Some(shared) => {
+                shared.clock.restore(stamp, now);
+                self.inner.write().index.insert(key_of(&topic), stamp, Written::Deleted(topic));
+            }
+            None => drop(self.write_down(|| Change::Forgotten(topic, None))),
+        }
+    }
+
+    /// Whether a write with that stamp counts.
+    fn place(inner: &Inner, topic: &str, stamp: Option<Stamp>) -> Place {
+        let Some(stamp) = stamp else { return Place::Plain };
+        let key = key_of(topic);
+        match inner.index.stamp(key) {
+            Some(present) if present >= stamp => Place::Older,
+            _ => Place::Newer(key, stamp),
+        }
+    }
+
+    /// Somebody else's write may not be safe yet.
+    fn last_number(&self) -> Option<u64> {
+        self.journal.as_ref().map(|journal| journal.last())
+    }
+
+    fn count_older(&self) {
+        if let Some(shared) = self.shared() {
+            shared.counts.older.add(1);
+        }
+    }
+
+    /// Keeps `message` in place of the one that its topic had [MQTT-3.3.1-5], unless that is newer by its stamp. Who retained it is remembered where there are rules
+    /// about that. Gives the number of the change, where it is written down.
     ///
     /// # Errors
     /// When there is no room. The old message is gone all the same: it is no longer what was published last.
-    pub fn set(&self, message: Arc<StoredMessage>, writer: Option<Writer>) -> Result<Option<u64>, RetainedFull> {
-        let mut inner = self.inner.write();
-        let replaced = inner.remove(&message.topic);
-        let (bytes, held) = (cost(&message), inner.bytes);
-        let fits = held.saturating_add(bytes) <= self.bytes_max;
-        let number = match (fits, &replaced) {
-            (true, _) => self.write_down(|| Change::Retained(Arc::clone(&message))),
-            (false, Some(replaced)) => self.write_down(|| Change::Forgotten(replaced.topic.clone())),
-            (false, None) => None,
-        };
-        if fits {
-            inner.insert(message, writer);
-        }
-        drop(inner);
-        drop(replaced); // a large payload is freed outside the lock
-        if fits { Ok(number) } else { Err(RetainedFull { bytes, held, bytes_max: self.bytes_max }) }
+    pub fn set(
+        &self,
+        message: Arc<StoredMessage>,
+        stamp: Option<Stamp>,
+        writer: Option<Writer>,
+    ) -> Result<Option<u64>, RetainedFull> {
+        self.write(message, stamp, writer).map(|(number, _)| number)
     }
 
-    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6]. Gives the number of the change, where it is written down.
-    pub fn remove(&self, topic: &str) -> Option<u64> {
+    /// As [`set`](Self::set); also says whether it was newer.
+    fn write(
+        &self,
+        message: Arc<StoredMessage>,
+        stamp: Option<Stamp>,
+        writer: Option<Writer>,
+    ) -> Result<(Option<u64>, bool), RetainedFull> {
         let mut inner = self.inner.write();
-        // Somebody else's removal may not be safe yet.
-        let Some(removed) = inner.remove(topic) else { return self.journal.as_ref().map(|journal| journal.last()) };
-        let number = self.write_down(|| Change::Forgotten(removed.topic.clone()));
+        let place = Self::place(&inner, &message.topic, stamp);
+        if matches!(place, Place::Older) {
+            drop(inner);
+            self.count_older();
+            return Ok((self.last_number(), false));
+        }
+        let replaced = inner.remove(&message.topic);
+        let (bytes, held) = (cost(&message), inner.bytes);
+        if held.saturating_add(bytes) > self.bytes_max {
+            let was_known = match place {
+                Place::Newer(key, _) => inner.index.remove(key),
+                Place::Plain | Place::Older => replaced.is_some(),
+            };
+            if was_known {
+                self.write_down(|| Change::Forgotten(message.topic.clone(), None));
+            }
+            drop(inner);
+            drop(replaced);
+            return Err(RetainedFull { bytes, held, bytes_max: self.bytes_max });
+        }
+        let number = self.write_down(|| Change::Retained(Arc::clone(&message), stamp));
+        if let Place::Newer(key, stamp) = place {
+            inner.index.insert(key, stamp, Written::Message(Arc::clone(&message)));
+        }
+        inner.insert(message, writer);
+        drop(inner);
+        drop(replaced); // a large payload is freed outside the lock
+        Ok((number, true))
+    }
+
+    /// Keeps nothing for `topic` any more [MQTT-3.3.1-6], unless what it has is newer by its stamp. With a stamp it is remembered when that was. Gives the number of the
+    /// change, where it is written down.
+    pub fn remove(&self, topic: &str, stamp: Option<Stamp>) -> Option<u64> {
+        self.delete(topic, stamp).0
+    }
+
+    /// As [`remove`](Self::remove); also says whether it was newer.
+    fn delete(&self, topic: &str, stamp: Option<Stamp>) -> (Option<u64>, bool) {
+        let mut inner = self.inner.write();
+        let place = Self::place(&inner, topic, stamp);
+        if matches!(place, Place::Older) {
+            drop(inner);
+            self.count_older();
+            return (self.last_number(), false);
+        }
+        let removed = inner.remove(topic);
+        match place {
+            Place::Newer(key, stamp) => inner.index.insert(key, stamp, Written::Deleted(topic.into())),
+            Place::Plain | Place::Older if removed.is_none() => return (self.last_number(), false),
+            Place::Plain | Place::Older => {}
+        }
+        let number = self.write_down(|| Change::Forgotten(topic.into(), stamp));
         drop(inner);
         drop(removed); // a large payload is freed outside the lock
-        number
+        (number, true)
+    }
+
+    /// What `topic` has is not what was published last, and that cannot be kept: nothing is known of it.
+    pub(super) fn forget(&self, topic: &str) {
+        let mut inner = self.inner.write();
+        let removed = inner.remove(topic);
+        let was_known = self.shared().is_some() && inner.index.remove(key_of(topic));
+        if was_known || removed.is_some() {
+            self.write_down(|| Change::Forgotten(topic.into(), None));
+        }
+        drop(inner);
+        drop(removed);
     }
 
     /// Keeps nothing any more of those who no longer may say it, by `may_say`; how many that were.
-    pub fn revoke(&self, may_say: impl Fn(&Writer, &str) -> bool) -> usize {
+    pub fn revoke(&self, may_say: impl Fn(&Writer, &str) -> bool, now: Instant) -> usize {
         let inner = self.inner.read();
         let unsaid = inner.writers.iter().filter(|(topic, writer)| !may_say(writer, topic));
         let unsaid: Vec<_> =
             unsaid.filter_map(|(topic, _)| inner.by_topic.find(topic)).map(|entry| Arc::clone(&entry.message)).collect();
         drop(inner);
-        unsaid.iter().filter(|message| self.take_back(message)).count()
+        unsaid.iter().filter(|message| self.take_back(message, now)).count()
     }
 
     /// Keeps that message no more. False if its topic has another by now: somebody else has said something there.
-    pub(super) fn take_back(&self, message: &Arc<StoredMessage>) -> bool {
+    pub(super) fn take_back(&self, message: &Arc<StoredMessage>, now: Instant) -> bool {
         let mut inner = self.inner.write();
         let is_there = inner.by_topic.find(&message.topic).is_some_and(|entry| Arc::ptr_eq(&entry.message, message));
         if is_there {
             inner.remove(&message.topic);
-            self.write_down(|| Change::Forgotten(message.topic.clone()));
+            // All others are to take it back as well.
+            let stamp = self.clock().map(|clock| clock.tick(now));
+            if let Some(stamp) = stamp {
+                inner.index.insert(key_of(&message.topic), stamp, Written::Deleted(message.topic.clone()));
+            }
+            self.write_down(|| Change::Forgotten(message.topic.clone(), stamp));
+            self.is_news();
         }
         is_there
     }
@@ -183,7 +387,8 @@ impl RetainedStore {
             let mut inner = self.inner.write();
             let turn = inner.take_expired(now);
             for message in &turn {
-                self.write_down(|| Change::Forgotten(message.topic.clone()));
+                let stamp = self.shared().and_then(|_| inner.outlive(&message.topic));
+                self.write_down(|| Change::Forgotten(message.topic.clone(), stamp));
             }
             drop(inner);
             swept += turn.len();
@@ -191,6 +396,73 @@ impl RetainedStore {
                 return swept;
             }
         }
+    }
+
+    /// Forgets, in a mesh, what was deleted long ago. Said once a second or so.
+    pub fn sweep_tombstones(&self, now: Instant) {
+        let Some(shared) = self.shared() else { return };
+        let age_ms = u64::try_from(shared.tombstone_age.as_millis()).unwrap_or(u64::MAX);
+        let time = shared.clock.mesh_ms(now).saturating_sub(age_ms) << Stamp::COUNTER_BITS;
+        loop {
+            let mut inner = self.inner.write();
+            let forgotten = inner.index.forget_tombstones(time, TOMBSTONES_BYTES_MAX);
+            if forgotten.is_empty() {
+                return;
+            }
+            for (topic, is_of_age) in forgotten {
+                shared.counts.tombstones_dropped.add(u64::from(!is_of_age));
+                self.write_down(|| Change::Forgotten(topic, None));
+            }
+        }
+    }
+
+    /// How many deletions are remembered.
+    #[must_use]
+    pub fn tombstones(&self) -> usize {
+        self.inner.read().index.tombstones().0
+    }
+
+    /// See [`Index::sums`].
+    pub fn sums(&self) -> Vec<u64> {
+        self.inner.read().index.sums().to_vec()
+    }
+
+    /// What is held of the keys from one to another, at most so many from the front.
+    pub fn stamps(&self, from: TopicKey, to: TopicKey, count_max: usize) -> Vec<(TopicKey, Stamp)> {
+        self.inner.read().index.range(from, to).take(count_max).collect()
+    }
+
+    /// What was written last to the topics of the keys at the front of `keys`, which are taken off: as many as have so many bytes together, at least one.
+    pub fn last_writes(&self, keys: &mut BTreeSet<TopicKey>, bytes: usize) -> Vec<(Stamp, Written<Arc<StoredMessage>>)> {
+        let inner = self.inner.read();
+        let (mut found, mut sum) = (Vec::new(), 0);
+        while sum < bytes
+            && let Some(key) = keys.pop_first()
+        {
+            let Some((stamp, written)) = inner.index.find(key) else { continue };
+            sum += WRITE_OVERHEAD_BYTES
+                + match written {
+                    Written::Message(message) => message.bytes(),
+                    Written::Deleted(topic) => topic.len(),
+                };
+            found.push((stamp, written.clone()));
+        }
+        found
+    }
+
+    /// Takes in what another broker holds, if it is newer; says whether it was. None: a deletion.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub fn merge(&self, topic: &str, stamp: Stamp, message: Option<Arc<StoredMessage>>) -> Result<bool, RetainedFull> {
+        let is_newer = match message {
+            Some(message) => self.write(message, Some(stamp), None)?.1,
+            None => self.delete(topic, Some(stamp)).1,
+        };
+        if is_newer {
+            self.is_news();
+        }
+        Ok(is_newer)
     }
 
     /// Whether `message` is still the one that its topic has.
@@ -241,6 +513,14 @@ impl Inner {
         }
         self.bytes -= cost(&message);
         Some(message)
+    }
+
+    /// What was retained has expired: the topic is as if it had been deleted when that was published, so that nothing older comes back.
+    fn outlive(&mut self, topic: &str) -> Option<Stamp> {
+        let key = key_of(topic);
+        let stamp = self.index.stamp(key)?;
+        self.index.insert(key, stamp, Written::Deleted(topic.into()));
+        Some(stamp)
     }
 
     /// At most one turn's worth, for the caller to drop outside the lock.
@@ -299,17 +579,17 @@ mod tests {
     #[test]
     fn the_last_message_of_a_topic_is_kept_until_it_is_removed() {
         let (store, now) = (RetainedStore::default(), any_instant());
-        store.set(message("a/b", "1", None), None).unwrap();
-        store.set(message("a/b", "2", None), None).unwrap();
-        store.set(message("a/b/c", "3", None), None).unwrap();
-        store.set(message("$SYS/x", "4", None), None).unwrap();
+        store.set(message("a/b", "1", None), None, None).unwrap();
+        store.set(message("a/b", "2", None), None, None).unwrap();
+        store.set(message("a/b/c", "3", None), None, None).unwrap();
+        store.set(message("$SYS/x", "4", None), None, None).unwrap();
         for (filter, expected) in
             [("a/b", vec!["2"]), ("a/b/#", vec!["2", "3"]), ("#", vec!["2", "3"]), ("+/+", vec!["2"]), ("$SYS/#", vec!["4"])]
         {
             assert_eq!(payloads(&store, filter, now), expected, "{filter:?}");
         }
-        store.remove("a/b");
-        store.remove("never/there");
+        store.remove("a/b", None);
+        store.remove("never/there", None);
         assert_eq!(payloads(&store, "a/#", now), ["3"]);
         assert_eq!(store.count(), 2);
     }
@@ -318,11 +598,11 @@ mod tests {
     fn what_has_expired_is_not_handed_out_and_is_swept() {
         let (store, now) = (RetainedStore::default(), any_instant());
         let at = |seconds| now + Duration::from_secs(seconds);
-        store.set(message("soon", "1", Some(at(1))), None).unwrap();
-        store.set(message("later", "2", Some(at(5))), None).unwrap();
-        store.set(message("never", "3", None), None).unwrap();
-        store.set(message("replaced", "4", Some(at(1))), None).unwrap();
-        store.set(message("replaced", "5", None), None).unwrap();
+        store.set(message("soon", "1", Some(at(1))), None, None).unwrap();
+        store.set(message("later", "2", Some(at(5))), None, None).unwrap();
+        store.set(message("never", "3", None), None, None).unwrap();
+        store.set(message("replaced", "4", Some(at(1))), None, None).unwrap();
+        store.set(message("replaced", "5", None), None, None).unwrap();
         assert_eq!(payloads(&store, "#", at(0)), ["1", "2", "3", "5"]);
         assert_eq!(payloads(&store, "#", at(1)), ["2", "3", "5"], "expired, though not swept");
         assert_eq!((store.sweep_expired(at(0)), store.sweep_expired(at(1)), store.sweep_expired(at(1))), (0, 1, 0));
@@ -334,7 +614,7 @@ mod tests {
         let (store, now) = (RetainedStore::default(), any_instant());
         let many = 2 * SWEEP_TURN + 1;
         for number in 0..many {
-            store.set(message(&format!("t/{number}"), "x", Some(now)), None).unwrap();
+            store.set(message(&format!("t/{number}"), "x", Some(now)), None, None).unwrap();
         }
         assert_eq!(store.sweep_expired(now), many);
         assert_eq!((store.count(), store.bytes()), (0, 0));
@@ -351,14 +631,14 @@ mod tests {
         let (first, now) = (message("a", "old", None), any_instant());
         let room = cost(&first);
         let store = RetainedStore::new(room);
-        store.set(first, None).unwrap();
+        store.set(first, None, None).unwrap();
         let second = message("b", "x", None);
         let refused = RetainedFull { bytes: cost(&second), held: room, bytes_max: room };
-        assert_eq!(store.set(second, None), Err(refused));
+        assert_eq!(store.set(second, None, None), Err(refused));
         assert_eq!(payloads(&store, "#", now), ["old"]);
-        assert!(store.set(message("a", "larger", None), None).is_err());
+        assert!(store.set(message("a", "larger", None), None, None).is_err());
         assert_eq!((payloads(&store, "#", now).len(), store.bytes()), (0, 0), "`old` is not what was published last");
-        assert_eq!(store.set(message("b", "ok", None), None), Ok(None));
+        assert_eq!(store.set(message("b", "ok", None), None, None), Ok(None));
     }
 
     proptest! {
@@ -370,15 +650,15 @@ mod tests {
             for (topic, what, clock) in steps {
                 match what {
                     None => {
-                        store.remove(&topic);
+                        store.remove(&topic, None);
                         model.remove(&topic);
                     }
                     Some((0, payload)) => {
-                        store.set(message(&topic, &payload, None), None).unwrap();
+                        store.set(message(&topic, &payload, None), None, None).unwrap();
                         model.insert(topic, (u64::MAX, payload));
                     }
                     Some((expiry, payload)) => {
-                        store.set(message(&topic, &payload, Some(at(expiry))), None).unwrap();
+                        store.set(message(&topic, &payload, Some(at(expiry))), None, None).unwrap();
                         model.insert(topic, (expiry, payload));
                     }
                 }

@@ -298,6 +298,7 @@ fn what_a_peer_says_below_sys_is_not_of_this_broker() {
             retain: true,
             expiry_seconds: None,
             properties: &[],
+            stamp: None,
         };
         link.deliver(&message, now);
         link.flush(now);
@@ -345,7 +346,7 @@ fn while_the_store_is_behind_what_may_be_lost_is_not_retained() {
     for topic in 0..300 {
         let (topic, payload, properties) = (topic.to_string().into(), payload.clone(), Bytes::new());
         let message = StoredMessage { topic, payload, qos: QoS::AtLeastOnce, retain: true, expires_at: None, properties };
-        journal.push(Change::Retained(Arc::new(message)));
+        journal.push(Change::Retained(Arc::new(message), None));
     }
     let publish = |bench: &mut Bench, qos| {
         let message = Message { topic: "t", payload: b"x", qos, retain: true, expires_at: None, properties: &[] };

@@ -12,6 +12,7 @@ use std::time::Instant;
 use super::message::{StoredMessage, Will};
 use super::subscriber::{SessionExpiry, SubscriberId, SubscriptionOptions};
 use crate::codec::{PacketId, QoS};
+use crate::ids::Stamp;
 
 /// The place of a message in its session: counts up with each that is kept for the client.
 pub type Order = u64;
@@ -80,10 +81,10 @@ pub enum Change {
     Will(SubscriberId, u64, Arc<Will>),
     /// The will of that connection is gone: published, or cancelled.
     WillGone(SubscriberId, u64),
-    /// A topic's retained message.
-    Retained(Arc<StoredMessage>),
-    /// A topic retains nothing any more.
-    Forgotten(Box<str>),
+    /// A topic's retained message, and in a mesh when it was published.
+    Retained(Arc<StoredMessage>, Option<Stamp>),
+    /// A topic retains nothing any more. With a stamp: it was deleted then, which is to be remembered.
+    Forgotten(Box<str>, Option<Stamp>),
 }
 
 impl Change {
@@ -102,7 +103,7 @@ impl Change {
             | Self::Completed(session, _)
             | Self::Will(session, ..)
             | Self::WillGone(session, _) => Some(*session),
-            Self::Retained(_) | Self::Forgotten(_) => None,
+            Self::Retained(..) | Self::Forgotten(..) => None,
         }
     }
 }

@@ -302,9 +302,9 @@ fn cost(change: &Change, before: Option<&Change>) -> usize {
             Some(Change::Placed(_, _, other)) if Arc::ptr_eq(&entry.message, &other.message) => 0,
             _ => entry.message.bytes(),
         },
-        Change::Retained(message) => message.bytes(),
+        Change::Retained(message, _) => message.bytes(),
         Change::Will(_, _, will) => will.message.bytes(),
-        Change::Subscribed(_, text, _) | Change::Unsubscribed(_, text) | Change::Forgotten(text) => text.len(),
+        Change::Subscribed(_, text, _) | Change::Unsubscribed(_, text) | Change::Forgotten(text, _) => text.len(),
         Change::Session(..)
         | Change::Ended(_)
         | Change::Staged(..)
@@ -418,8 +418,8 @@ impl Later {
                 *gone = (*gone).max(*epoch);
                 is_newest
             }
-            Change::Retained(message) => self.topics.insert(message.topic.clone()),
-            Change::Forgotten(topic) => self.topics.insert(topic.clone()),
+            Change::Retained(message, _) => self.topics.insert(message.topic.clone()),
+            Change::Forgotten(topic, _) => self.topics.insert(topic.clone()),
             Change::Staged(session, order, _) => self.staged.insert((*session, *order)),
             Change::Removed(session, order) => {
                 self.staged.insert((*session, *order));
@@ -546,7 +546,7 @@ mod tests {
     fn retained(topic: &str, payload: &bytes::Bytes) -> Change {
         let (topic, payload, properties) = (topic.into(), payload.clone(), bytes::Bytes::new());
         let qos = crate::codec::QoS::AtMostOnce;
-        Change::Retained(Arc::new(StoredMessage { topic, payload, qos, retain: true, expires_at: None, properties }))
+        Change::Retained(Arc::new(StoredMessage { topic, payload, qos, retain: true, expires_at: None, properties }), None)
     }
 
     #[test]
@@ -589,7 +589,7 @@ mod tests {
     fn of_wills_the_newest_counts_and_what_is_gone_stays_gone() {
         let id = SubscriberId(1);
         let message = match retained("w", &bytes::Bytes::new()) {
-            Change::Retained(message) => (*message).clone(),
+            Change::Retained(message, _) => (*message).clone(),
             other => panic!("{other:?}"),
         };
         let will = |epoch| {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::clocks::Clocks;
 use crate::codec::{PacketId, QoS};
+use crate::ids::Stamp;
 use crate::session::record::{Content, Record};
 use crate::session::{Change, Entry, Head, Order, Stage, StoredMessage, SubscriberId, SubscriptionOptions, Will};
 
@@ -105,6 +106,15 @@ pub(super) struct Waiting {
     slot: Slot,
 }
 
+/// What a topic retains, or that it was deleted.
+#[derive(Debug)]
+struct LastWrite {
+    /// None: it was deleted, and the stamp says when.
+    message: Option<Arc<StoredMessage>>,
+    stamp: Option<Stamp>,
+    slot: Slot,
+}
+
 /// A message that records refer to.
 #[derive(Debug)]
 struct Shared {
@@ -118,7 +128,7 @@ struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
     sessions: Map<SubscriberId, Session>,
-    retained: Map<Box<str>, (Arc<StoredMessage>, Slot)>,
+    retained: Map<Box<str>, LastWrite>,
     messages: Map<usize, Shared>,
     /// Number of the last message.
     last_message: u64,
@@ -143,8 +153,14 @@ impl Mirror {
         self.sessions.iter().map(|(number, session)| (*number, session))
     }
 
-    pub(super) fn retained(&self) -> impl Iterator<Item = &Arc<StoredMessage>> {
-        self.retained.values().map(|(message, _)| message)
+    /// What is retained.
+    pub(super) fn retained(&self) -> impl Iterator<Item = (&Arc<StoredMessage>, Option<Stamp>)> {
+        self.retained.values().filter_map(|last| Some((last.message.as_ref()?, last.stamp)))
+    }
+
+    /// What was deleted.
+    pub(super) fn deleted(&self) -> impl Iterator<Item = (&str, Stamp)> {
+        self.retained.iter().filter_map(|(topic, last)| Some((&**topic, last.stamp.filter(|_| last.message.is_none())?)))
     }
 
     /// Takes in what has happened.
@@ -171,8 +187,9 @@ impl Mirror {
             Change::Completed(session, id) => self.complete(session, id),
             Change::Will(session, epoch, will) => self.set_will(session, epoch, will, 0),
             Change::WillGone(session, epoch) => self.forget_will(session, Some(epoch)),
-            Change::Retained(message) => self.retain(message, 0),
-            Change::Forgotten(topic) => self.forget(&topic),
+            Change::Retained(message, stamp) => self.retain(message, stamp, 0),
+            Change::Forgotten(topic, Some(stamp)) => self.delete(topic, stamp, 0),
+            Change::Forgotten(topic, None) => self.forget(&topic),
         }
     }
 
@@ -183,7 +200,7 @@ impl Mirror {
             Key::Entry(number, order) => self.sessions.get(number)?.entries.get(order).map(|kept| kept.slot),
             Key::Received(number, id) => self.sessions.get(number)?.received.get(id).map(|received| received.slot),
             Key::Will(number) => self.sessions.get(number)?.will.as_ref().map(|waiting| waiting.slot),
-            Key::Retained(topic) => self.retained.get(topic).map(|(_, slot)| *slot),
+            Key::Retained(topic) => self.retained.get(topic).map(|last| last.slot),
             Key::Message(address) => self.messages.get(address).map(|shared| shared.slot),
         }
     }
@@ -331,20 +348,29 @@ impl Mirror {
         }
     }
 
-    pub(super) fn retain(&mut self, message: Arc<StoredMessage>, at: Segment) {
-        let before = self.retained.get(&message.topic).map(|(_, slot)| *slot).unwrap_or_default();
-        let slot = Self::slot(&mut self.dirty, before, at, || Key::Retained(message.topic.clone()));
+    pub(super) fn retain(&mut self, message: Arc<StoredMessage>, stamp: Option<Stamp>, at: Segment) {
         Self::refer(&mut self.messages, &mut self.last_message, &message);
-        let replaced = self.retained.insert(message.topic.clone(), (message, slot));
-        self.release(replaced.map(|(message, _)| message));
+        self.last_write(message.topic.clone(), Some(message), stamp, at);
+    }
+
+    /// A topic retains nothing any more, which is remembered.
+    pub(super) fn delete(&mut self, topic: Box<str>, stamp: Stamp, at: Segment) {
+        self.last_write(topic, None, Some(stamp), at);
+    }
+
+    fn last_write(&mut self, topic: Box<str>, message: Option<Arc<StoredMessage>>, stamp: Option<Stamp>, at: Segment) {
+        let before = self.retained.get(&topic).map(|last| last.slot).unwrap_or_default();
+        let slot = Self::slot(&mut self.dirty, before, at, || Key::Retained(topic.clone()));
+        let replaced = self.retained.insert(topic, LastWrite { message, stamp, slot });
+        self.release(replaced.and_then(|last| last.message));
     }
 
     pub(super) fn forget(&mut self, topic: &str) {
-        let Some((topic, (message, slot))) = self.retained.remove_entry(topic) else { return };
+        let Some((topic, LastWrite { message, slot, .. })) = self.retained.remove_entry(topic) else { return };
         if slot.at > 0 {
             self.gone.push(Key::Retained(topic));
         }
-        self.release(Some(message));
+        self.release(message);
     }
 
     /// One reference more.
@@ -493,9 +519,15 @@ impl Mirror {
                 _ => Ok(()),
             },
             Key::Retained(topic) => match self.retained.get(topic) {
-                Some((message, slot)) if slot.is_dirty => {
+                Some(LastWrite { message: Some(message), stamp, slot }) if slot.is_dirty => {
                     let message = self.write_message(sink, address(message), clocks, written)?;
-                    sink.put(&Record::Retained { topic, message })
+                    sink.put(&match *stamp {
+                        Some(stamp) => Record::Stamped { topic, message, stamp },
+                        None => Record::Retained { topic, message },
+                    })
+                }
+                Some(LastWrite { message: None, stamp: Some(stamp), slot }) if slot.is_dirty => {
+                    sink.put(&Record::Deleted { topic, stamp: *stamp })
                 }
                 _ => Ok(()),
             },
@@ -549,7 +581,7 @@ impl Mirror {
                 Key::Entry(number, order) => {
                     self.sessions.get(number).and_then(|it| it.entries.get(order)).and_then(|kept| kept.message.as_ref())
                 }
-                Key::Retained(topic) => self.retained.get(topic).map(|(message, _)| message),
+                Key::Retained(topic) => self.retained.get(topic).and_then(|last| last.message.as_ref()),
                 _ => None,
             };
             if let Some(shared) = message.map(address).and_then(|address| self.messages.get_mut(&address))
@@ -581,7 +613,7 @@ impl Mirror {
             Key::Entry(number, order) => self.sessions.get_mut(number)?.entries.get_mut(order).map(|kept| &mut kept.slot),
             Key::Received(number, id) => self.sessions.get_mut(number)?.received.get_mut(id).map(|received| &mut received.slot),
             Key::Will(number) => self.sessions.get_mut(number)?.will.as_mut().map(|waiting| &mut waiting.slot),
-            Key::Retained(topic) => self.retained.get_mut(topic).map(|(_, slot)| slot),
+            Key::Retained(topic) => self.retained.get_mut(topic).map(|last| &mut last.slot),
             Key::Message(address) => self.messages.get_mut(address).map(|shared| &mut shared.slot),
         }
     }
@@ -612,8 +644,8 @@ impl Mirror {
                 look(&waiting.slot, &|| Key::Will(*number));
             }
         }
-        for (topic, (_, slot)) in &self.retained {
-            look(slot, &|| Key::Retained(topic.clone()));
+        for (topic, last) in &self.retained {
+            look(&last.slot, &|| Key::Retained(topic.clone()));
         }
         for (address, shared) in &self.messages {
             look(&shared.slot, &|| Key::Message(*address));

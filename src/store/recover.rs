@@ -13,6 +13,7 @@ use super::clocks::Clocks;
 use super::log::{ENDS, FRAME_HEAD_BYTES, HEADER, checksum};
 use super::mirror::{Key, Mirror, RestoredEntry, Segment};
 use crate::codec::{PacketId, QoS};
+use crate::ids::Stamp;
 use crate::session::record::{self, Content, Record};
 use crate::session::{
     Entry, Head, Order, RESTORED_EPOCH, RestoredSession, SessionExpiry, Stage, StoredMessage, SubscriberId, SubscriptionOptions,
@@ -27,7 +28,7 @@ pub(super) struct Reading {
     clocks: Clocks,
     sessions: Map<u64, ReadSession>,
     messages: Map<u64, (Arc<StoredMessage>, Segment)>,
-    retained: Map<Box<str>, (u64, Segment)>,
+    retained: Map<Box<str>, ReadWrite>,
     last_session: u64,
     last_message: u64,
 }
@@ -48,6 +49,15 @@ struct ReadHead {
     owner: Arc<str>,
     expiry: SessionExpiry,
     left_at_ms: Option<u64>,
+    at: Segment,
+}
+
+/// What was last read of what a topic retains.
+#[derive(Clone, Copy, Debug)]
+struct ReadWrite {
+    /// None: it was deleted.
+    message: Option<u64>,
+    stamp: Option<Stamp>,
     at: Segment,
 }
 
@@ -233,7 +243,13 @@ impl Reading {
             }
             Record::WillGone { session } => self.session(session).will = None,
             Record::Retained { topic, message } => {
-                self.retained.insert(topic.into(), (message, at));
+                self.retained.insert(topic.into(), ReadWrite { message: Some(message), stamp: None, at });
+            }
+            Record::Stamped { topic, message, stamp } => {
+                self.retained.insert(topic.into(), ReadWrite { message: Some(message), stamp: Some(stamp), at });
+            }
+            Record::Deleted { topic, stamp } => {
+                self.retained.insert(topic.into(), ReadWrite { message: None, stamp: Some(stamp), at });
             }
             Record::Forgotten { topic } => {
                 self.retained.remove(topic);
@@ -270,8 +286,10 @@ fn stored(content: &Content<'_>, expires_at: Option<Instant>) -> StoredMessage {
 pub struct Restored {
     /// All sessions, away.
     pub sessions: Vec<RestoredSession>,
-    /// All retained messages.
-    pub retained: Vec<Arc<StoredMessage>>,
+    /// All retained messages, and in a mesh when they were published.
+    pub retained: Vec<(Arc<StoredMessage>, Option<Stamp>)>,
+    /// Topics whose retained message was deleted, and when.
+    pub deleted: Vec<(Box<str>, Stamp)>,
     /// The highest number that a session has had.
     pub last_session: SubscriberId,
 }
@@ -287,10 +305,17 @@ impl Reading {
             mirror.restore_message(message, *number, *at);
         }
         let has_expired = |message: &StoredMessage| message.expires_at.is_some_and(|at| at <= now);
-        for (topic, (message, at)) in retained {
-            match messages.get(&message) {
-                Some((message, _)) if !has_expired(message) => mirror.retain(Arc::clone(message), at),
-                found => {
+        for (topic, ReadWrite { message, stamp, at }) in retained {
+            let found = message.and_then(|number| messages.get(&number)).map(|(message, _)| message);
+            match (found, stamp) {
+                (Some(message), _) if !has_expired(message) => mirror.retain(Arc::clone(message), stamp, at),
+                (None, Some(stamp)) if message.is_none() => mirror.delete(topic, stamp, at),
+                // What came before it is no more valid for that it has expired.
+                (Some(message), Some(stamp)) => {
+                    mirror.retain(Arc::clone(message), Some(stamp), at);
+                    mirror.delete(topic, stamp, 0);
+                }
+                (found, _) => {
                     lost.retained += usize::from(found.is_none());
                     mirror.bury(Key::Retained(topic));
                 }
@@ -319,7 +344,8 @@ impl Reading {
         mirror.drop_unreferenced();
         let restored = Restored {
             sessions: restored_sessions(&mirror),
-            retained: mirror.retained().map(Arc::clone).collect(),
+            retained: mirror.retained().map(|(message, stamp)| (Arc::clone(message), stamp)).collect(),
+            deleted: mirror.deleted().map(|(topic, stamp)| (topic.into(), stamp)).collect(),
             last_session: SubscriberId(last_session),
         };
         (mirror, restored, lost)

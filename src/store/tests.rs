@@ -11,6 +11,7 @@ use rand::{RngExt, SeedableRng};
 use super::medium::{Medium, Output};
 use super::*;
 use crate::codec::{PacketId, QoS};
+use crate::ids::{BrokerId, Stamp};
 use crate::session::{Entry, Head, SessionExpiry, Stage, StoredMessage, SubscriberId, SubscriptionOptions, Will};
 
 /// A disk in memory.
@@ -157,7 +158,8 @@ impl Disk {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Model {
     sessions: BTreeMap<u64, ModelSession>,
-    retained: BTreeMap<String, Bytes>,
+    /// What was retained last, or that it was deleted.
+    retained: BTreeMap<String, (Option<Bytes>, Option<Stamp>)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -193,7 +195,9 @@ impl From<&Restored> for Model {
             };
             model.sessions.insert(session.session.0, one);
         }
-        model.retained = restored.retained.iter().map(|it| (it.topic.to_string(), it.payload.clone())).collect();
+        let retained = restored.retained.iter().map(|(it, stamp)| (it.topic.to_string(), (Some(it.payload.clone()), *stamp)));
+        let deleted = restored.deleted.iter().map(|(topic, stamp)| (topic.to_string(), (None, Some(*stamp))));
+        model.retained = retained.chain(deleted).collect();
         model
     }
 }
@@ -286,9 +290,9 @@ impl History {
                 vec![Change::Will(id, epoch, Arc::new(will)), Change::WillGone(id, epoch - 1)]
             }
             12 => {
-                let payload = self.payload();
-                self.model.retained.insert(topic.clone(), payload.clone().into());
-                vec![Change::Retained(message(&topic, payload))]
+                let (payload, stamp) = (self.payload(), self.stamp());
+                self.model.retained.insert(topic.clone(), (Some(payload.clone().into()), stamp));
+                vec![Change::Retained(message(&topic, payload), stamp)]
             }
             // The client leaves, or comes again.
             13 | 14 => {
@@ -300,10 +304,18 @@ impl History {
                 vec![Change::Session(id, Head { client_id, owner: Arc::default(), expiry, left_at })]
             }
             _ => {
-                self.model.retained.remove(&topic);
-                vec![Change::Forgotten(topic.into())]
+                let stamp = self.stamp();
+                match stamp {
+                    Some(_) => self.model.retained.insert(topic.clone(), (None, stamp)),
+                    None => self.model.retained.remove(&topic),
+                };
+                vec![Change::Forgotten(topic.into(), stamp)]
             }
         }
+    }
+
+    fn stamp(&mut self) -> Option<Stamp> {
+        self.rng.random::<bool>().then(|| Stamp { time: self.rng.random(), origin: BrokerId(self.rng.random()) })
     }
 
     fn session(&mut self, number: u64) -> &mut ModelSession {
@@ -471,7 +483,7 @@ fn rot_costs_what_it_touches_and_is_put_aside() {
         writer.log.segment_bytes = u64::MAX;
         let payload = |number: u32| number.to_be_bytes().repeat(5);
         for number in 0..100 {
-            writer.commit(&mut vec![Change::Retained(message(&format!("t/{number}"), payload(number)))]).unwrap();
+            writer.commit(&mut vec![Change::Retained(message(&format!("t/{number}"), payload(number)), None)]).unwrap();
         }
         let (name, _, mut bytes) = disk.segments().remove(&1).unwrap();
         let at = chance.random_range(0..bytes.len() - 100);
@@ -482,7 +494,7 @@ fn rot_costs_what_it_touches_and_is_put_aside() {
         let kept = Model::from(&restored).retained;
         assert!(kept.len() >= 96 - count / 40, "seed {seed}: {} kept, {count} bytes gone at {at}", kept.len());
         for (topic, found) in &kept {
-            assert_eq!(*found, payload(topic[2..].parse().unwrap()));
+            assert_eq!(found.0.as_deref(), Some(&*payload(topic[2..].parse().unwrap())));
         }
         while writer.cut.is_some() {
             writer.commit(&mut Vec::new()).unwrap();
@@ -497,14 +509,14 @@ fn rot_costs_what_it_touches_and_is_put_aside() {
 fn a_payload_cannot_pass_for_a_frame() {
     let disk = Disk::default();
     let (mut writer, ..) = disk.open();
-    writer.commit(&mut vec![Change::Retained(message("a", vec![1]))]).unwrap();
+    writer.commit(&mut vec![Change::Retained(message("a", vec![1]), None)]).unwrap();
     let (_, _, frame) = disk.segments().remove(&1).unwrap();
     // A whole segment of another store, as a payload; then its frame is damaged.
     let other = Disk::default();
     let (mut forger, ..) = other.open();
-    forger.commit(&mut vec![Change::Retained(message("forged", vec![2]))]).unwrap();
+    forger.commit(&mut vec![Change::Retained(message("forged", vec![2]), None)]).unwrap();
     let (_, _, forged) = other.segments().remove(&1).unwrap();
-    writer.commit(&mut vec![Change::Retained(message("b", forged))]).unwrap();
+    writer.commit(&mut vec![Change::Retained(message("b", forged), None)]).unwrap();
     let (name, _, mut bytes) = disk.segments().remove(&1).unwrap();
     bytes[frame.len() + 9] ^= 1;
     disk.0.lock().files.insert(name, bytes);
@@ -599,7 +611,7 @@ fn a_thread_that_panics_is_a_disk_that_fails_for_good() {
     let log = Log::new(Box::new(Broken), SyncMode::Batch, BTreeMap::new(), BTreeSet::new(), String::new());
     let writer = Writer::new(Mirror::default(), log, SyncMode::Batch, clock::now());
     let store = Store::start(writer, Arc::clone(&journal)).unwrap();
-    let number = journal.push(Change::Retained(message("t", vec![1])));
+    let number = journal.push(Change::Retained(message("t", vec![1]), None));
     journal.kick();
     let deadline = clock::now() + Duration::from_secs(60);
     while !store.has_ended() {
@@ -654,18 +666,18 @@ fn what_expires_and_what_was_connected_counts_from_the_right_moment() {
         Change::Placed(id, 1, entry(expiring(0), Stage::Queued)),
         Change::Placed(id, 2, entry(expiring(0), Stage::Published(0))),
         Change::Placed(id, 3, entry(expiring(60_000), Stage::Queued)),
-        Change::Retained(expiring(0)),
-        Change::Retained(expiring(60_000)),
+        Change::Retained(expiring(0), None),
+        Change::Retained(expiring(60_000), None),
     ];
     writer.commit(&mut changes).unwrap();
     let (mut writer, restored, lost) = disk.open();
     assert_eq!(lost, Lost::default());
     let of = |name: &str| restored.sessions.iter().find(|it| *it.head.client_id == *name).unwrap();
     assert_eq!(of("left").entries.iter().map(|(order, _)| *order).collect::<Vec<_>>(), [2, 3]);
-    assert_eq!(restored.retained.iter().map(|it| &*it.topic).collect::<Vec<_>>(), ["t/60000"]);
+    assert_eq!(restored.retained.iter().map(|(it, _)| &*it.topic).collect::<Vec<_>>(), ["t/60000"]);
     let near = |a: Instant, b: Instant| a.max(b).duration_since(a.min(b)) < Duration::from_secs(5);
     assert!(near(of("left").head.left_at.unwrap(), now - Duration::from_secs(50)));
-    assert!(near(restored.retained[0].expires_at.unwrap(), now + Duration::from_secs(60)));
+    assert!(near(restored.retained[0].0.expires_at.unwrap(), now + Duration::from_secs(60)));
     let restarted = of("there").head.left_at.unwrap();
     // The next start counts from this one, not anew.
     writer.commit(&mut Vec::new()).unwrap();

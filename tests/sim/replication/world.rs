@@ -475,7 +475,8 @@ impl World {
                 payload.push_str(&"x".repeat(self.rng.random_range(0..10_000)));
             }
             let (name, payload) = (format!("topic/{topic}"), payload.as_bytes());
-            let message = MeshMessage { topic: &name, payload, qos, retain: false, expiry_seconds: None, properties: &[] };
+            let message =
+                MeshMessage { topic: &name, payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
             life.batch.push(&life.replication, &message);
             self.published.push(Published { broker, incarnation: life.incarnation, topic, qos, at: now });
         }

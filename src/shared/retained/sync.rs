@@ -1,0 +1,379 @@
+//! How two brokers at the ends of a link come to hold the same retained messages: one end of it, without I/O.
+//!
+//! Either end may offer what it holds, at any time:
+//!
+//! ```text
+//! offering                     answering
+//!    SUMS  ───────────────────▶   compares them with its own, bucket by bucket
+//!          ◀─────────── LIST *    what it holds of each bucket that differs and in which the other has something
+//!          ◀─────────── LISTED
+//!    MESSAGES * ──────────────▶   what it lacks by its lists, as far as it still is the newest: takes what is newer than its own
+//!    DONE  ───────────────────▶   offers in turn, if the other has still something else
+//! ```
+//!
+//! So nothing is sent that the other holds, whatever has come over lanes meanwhile; and a message that is sent twice does nothing the second time. An offer is
+//! due when the link comes up, when mesh time jumps, when this broker has taken or deleted something that did not come over a lane, when the lanes may have lost something
+//! ([`RetainedSync::suspect`]), and each [`OFFER_INTERVAL`] all the same.
+//!
+//! A broker answers one neighbour at a time ([`Turn`]), so that one that joins has everything once and not once from each neighbour.
+//!
+//! What a peer can cost: it is sent lists only where its sums differ, and messages only of keys that it was asked to list, in ascending order, once an offer;
+//! offers are a second apart. What it sends is taken only with a stamp that is no lie ([`crate::shared::StampClock`]). All that is held for it is
+//! its sums, and keys of messages that this broker has.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::super::stamp::ClockWord;
+use crate::codec::{self, DecodeError};
+use crate::frame::FrameError;
+use crate::frame::bulk::{BulkFrame, LIST_STAMPS_MAX, List, Sums, TopicKey, put_clock, put_done, put_list, put_listed, put_sums};
+use crate::frame::lane::{MeshMessage, Messages};
+use crate::ids::Stamp;
+
+/// Offers of one link are so far apart, at least.
+const OFFER_SPACING: Duration = Duration::from_secs(1);
+/// And at most.
+const OFFER_INTERVAL: Duration = Duration::from_secs(60);
+/// Whoever has sent nothing for so long of what it offered loses its turn.
+const TURN_PATIENCE: Duration = Duration::from_secs(3);
+/// Mesh time that is further ahead than it was said, milliseconds, is said again.
+const CLOCK_JUMP_MS: u64 = 30_000;
+/// What is written at once, roughly.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// What the other end said that no honest broker says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SyncError {
+    /// Not the bulk format.
+    #[error("malformed bulk frame: {0}")]
+    Frame(#[from] FrameError),
+    /// A message that is not retained, or without a stamp.
+    #[error("a message among retained ones that is none")]
+    NotRetained,
+    /// Properties that no subscriber may be given.
+    #[error("a message whose properties are malformed: {0}")]
+    Properties(#[from] DecodeError),
+}
+
+/// What became of a message from another broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is held now, or that its topic was deleted.
+    News,
+    /// Nothing newer than what was held.
+    Known,
+    /// It cannot be taken: no room, or a stamp that is not believed.
+    Refused,
+}
+
+/// What a broker holds of retained messages. Everything may be called from any thread.
+pub trait RetainedCopies: Send + Sync {
+    /// The sums of all buckets.
+    fn sums(&self) -> Vec<u64>;
+    /// What is held of the keys from one to another, at most so many from the front.
+    fn stamps(&self, from: TopicKey, to: TopicKey, count_max: usize) -> Vec<(TopicKey, Stamp)>;
+    /// Takes keys off the front and appends what is held of them as a MESSAGES frame, until there are so many bytes.
+    fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, bytes: usize, out: &mut Vec<u8>, now: Instant);
+    /// Takes in what another broker holds, if it is newer. `message` has a stamp.
+    fn take(&self, message: &MeshMessage<'_>, now: Instant) -> Taken;
+    /// All messages of a frame were taken.
+    fn taken(&self);
+    /// Counts what was taken or deleted otherwise than by messages that go through the lanes.
+    fn news(&self) -> u64;
+    /// Whose offer is being answered.
+    fn turn(&self) -> &Turn;
+    /// Mesh time.
+    fn clock_ms(&self, now: Instant) -> u64;
+    /// The other end says what mesh time is there.
+    fn hear_clock(&self, unix_ms: u64, now: Instant) -> ClockWord;
+}
+
+/// Which link's offer a broker answers: one at a time.
+#[derive(Debug, Default)]
+pub struct Turn(AtomicU64);
+
+impl Turn {
+    /// Nobody's.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Whether it is `link`'s (not 0) turn now.
+    fn take(&self, link: u64) -> bool {
+        let taken = self.0.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire);
+        taken.is_ok() || taken == Err(link)
+    }
+
+    fn release(&self, link: u64) {
+        // Whose it is not has nothing to release.
+        let _ = self.0.compare_exchange(link, 0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Whether an offer is being answered.
+    fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+/// One end of one link. Say [`end`](Self::end) when the link is down.
+#[derive(Debug)]
+pub struct RetainedSync {
+    /// Tells links of this broker apart; not 0.
+    link: u64,
+    /// Mesh time as it was last said, milliseconds, and when that was.
+    said: Option<(u64, Instant)>,
+    offer: Offer,
+    /// An offer is due, for another reason than time or news; perhaps as the answer to the other end's.
+    due: Option<Due>,
+    offered_at: Option<Instant>,
+    /// [`RetainedCopies::news`] at the last offer, and how many have come over this link since.
+    news: (u64, u64),
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Offer,
+    Answer,
+}
+
+/// What this end offers.
+#[derive(Debug)]
+enum Offer {
+    None,
+    Made {
+        /// The first key that the other end may list now; none: it may list no more.
+        next: Option<TopicKey>,
+        /// It has listed all.
+        listed: bool,
+        /// What it lacks, as far as it is known and not sent.
+        lacking: BTreeSet<TopicKey>,
+    },
+}
+
+/// What the other end offers.
+#[derive(Debug)]
+enum Answer {
+    None,
+    /// It waits for its turn.
+    Due(Offered),
+    /// What we hold is being listed: the buckets left, the next one last, and from where in that.
+    Listing(Offered, Vec<usize>, Option<TopicKey>),
+    /// All is listed; when something came last.
+    Listed(Offered, Instant),
+}
+
+#[derive(Debug)]
+struct Offered {
+    sums: Vec<u64>,
+    is_answer: bool,
+}
+
+impl RetainedSync {
+    /// One end of a link that has come up; `link` is not 0, and another number than those of this broker's other links.
+    #[must_use]
+    pub fn new(link: u64) -> Self {
+        Self { link, said: None, offer: Offer::None, due: Some(Due::Offer), offered_at: None, news: (0, 0), answer: Answer::None }
+    }
+
+    /// Messages may have been lost between brokers: what the two ends hold is to be compared.
+    pub fn suspect(&mut self) {
+        self.due = Some(Due::Offer);
+    }
+
+    /// The link is down.
+    pub fn end(&mut self, copies: &(impl RetainedCopies + ?Sized)) {
+        copies.turn().release(self.link);
+    }
+
+    /// Appends what is to be said next, a chunk of it. Where nothing is appended there is nothing to say until something is received, or some time
+    /// has gone.
+    pub fn poll(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, out: &mut Vec<u8>) {
+        let full = out.len() + CHUNK_BYTES;
+        self.say_clock(copies, now, out);
+        self.list(copies, now, full, out);
+        self.send(copies, now, full, out);
+        if out.len() < full {
+            self.offer(copies, now, out);
+        }
+    }
+
+    /// Before all else, so that our stamps are believed; and again if mesh time has made a jump here, because of another neighbour.
+    fn say_clock(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, out: &mut Vec<u8>) {
+        let present = copies.clock_ms(now);
+        let expected = self.said.map(|(said, at)| {
+            let elapsed = u64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX);
+            said.saturating_add(elapsed)
+        });
+        if expected.is_none_or(|expected| present > expected.saturating_add(CLOCK_JUMP_MS)) {
+            put_clock(out, present);
+            self.said = Some((present, now));
+            // What was not believed may be now.
+            self.suspect();
+        }
+    }
+
+    /// Lists what we hold where the other end holds something else.
+    fn list(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, full: usize, out: &mut Vec<u8>) {
+        if let Answer::Due(offered) = &mut self.answer {
+            let ours = copies.sums();
+            let theirs = offered.sums.iter().zip(&ours).enumerate();
+            let mut buckets: Vec<_> =
+                theirs.filter(|(_, (theirs, ours))| theirs != ours && **theirs != 0).map(|(bucket, _)| bucket).collect();
+            // Where there is nothing to receive it costs nobody anything.
+            if !buckets.is_empty() && !copies.turn().take(self.link) {
+                return;
+            }
+            buckets.reverse();
+            let offered = Offered { sums: std::mem::take(&mut offered.sums), is_answer: offered.is_answer };
+            self.answer = Answer::Listing(offered, buckets, None);
+        }
+        match &mut self.answer {
+            Answer::Listing(offered, buckets, from) => {
+                while let Some(bucket) = buckets.last()
+                    && out.len() < full
+                {
+                    let (first, last) = TopicKey::of_bucket(*bucket);
+                    let begin = from.take().unwrap_or(first);
+                    let stamps = copies.stamps(begin, last, LIST_STAMPS_MAX);
+                    let end = stamps.last().filter(|_| stamps.len() == LIST_STAMPS_MAX).map_or(last, |(key, _)| *key);
+                    put_list(out, (begin, end), &stamps);
+                    *from = (end < last).then_some(TopicKey(end.0.saturating_add(1)));
+                    if from.is_none() {
+                        buckets.pop();
+                    }
+                }
+                if buckets.is_empty() {
+                    put_listed(out);
+                    let offered = Offered { sums: std::mem::take(&mut offered.sums), is_answer: offered.is_answer };
+                    self.answer = Answer::Listed(offered, now);
+                }
+            }
+            Answer::Listed(_, heard_at) if now.saturating_duration_since(*heard_at) > TURN_PATIENCE => {
+                copies.turn().release(self.link);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends what the other end lacks.
+    fn send(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, full: usize, out: &mut Vec<u8>) {
+        let Offer::Made { listed, lacking, .. } = &mut self.offer else { return };
+        while !lacking.is_empty() && out.len() < full {
+            copies.put_messages(lacking, full - out.len(), out, now);
+        }
+        if *listed && lacking.is_empty() {
+            put_done(out);
+            self.offer = Offer::None;
+        }
+    }
+
+    /// Offers what we hold, if that is due.
+    fn offer(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, out: &mut Vec<u8>) {
+        // While much comes in, what we hold changes all the time: it is offered afterwards.
+        if matches!(self.offer, Offer::Made { .. }) || copies.turn().is_taken() {
+            return;
+        }
+        let since = self.offered_at.map(|at| now.saturating_duration_since(at));
+        if since.is_some_and(|since| since < OFFER_SPACING) {
+            return;
+        }
+        let news = copies.news();
+        let has_news = news != self.news.0.wrapping_add(self.news.1);
+        if self.due.is_none() && !has_news && since.is_some_and(|since| since < OFFER_INTERVAL) {
+            return;
+        }
+        put_sums(out, self.due == Some(Due::Answer), &copies.sums());
+        self.offer = Offer::Made { next: Some(TopicKey(0)), listed: false, lacking: BTreeSet::new() };
+        (self.due, self.offered_at, self.news) = (None, Some(now), (news, 0));
+    }
+
+    /// Takes in a frame. Says what came of the other end's word of its clock, if it is one.
+    ///
+    /// # Errors
+    /// See [`SyncError`]: the link is to be closed.
+    pub fn receive(
+        &mut self,
+        frame: &BulkFrame<'_>,
+        copies: &(impl RetainedCopies + ?Sized),
+        now: Instant,
+    ) -> Result<Option<ClockWord>, SyncError> {
+        match frame {
+            BulkFrame::Clock { unix_ms } => {
+                let word = copies.hear_clock(*unix_ms, now);
+                if matches!(word, ClockWord::Behind(_)) {
+                    self.suspect();
+                }
+                return Ok(Some(word));
+            }
+            BulkFrame::Sums { is_answer, sums } => self.offered(*is_answer, sums),
+            BulkFrame::List(list) => self.listed_some(list, copies),
+            BulkFrame::Listed => {
+                if let Offer::Made { next, listed, .. } = &mut self.offer {
+                    (*next, *listed) = (None, true);
+                }
+            }
+            BulkFrame::Messages(body) => self.messages(body, copies, now)?,
+            BulkFrame::Done => self.done(copies),
+            BulkFrame::Unknown => {}
+        }
+        Ok(None)
+    }
+
+    /// One offer at a time: whoever makes another before he has said DONE is not heard.
+    fn offered(&mut self, is_answer: bool, sums: &Sums<'_>) {
+        if matches!(self.answer, Answer::None) {
+            self.answer = Answer::Due(Offered { sums: sums.iter().collect(), is_answer });
+        }
+    }
+
+    fn listed_some(&mut self, list: &List<'_>, copies: &(impl RetainedCopies + ?Sized)) {
+        let Offer::Made { next, lacking, .. } = &mut self.offer else { return };
+        if next.is_none_or(|next| list.from < next) {
+            return;
+        }
+        *next = list.to.0.checked_add(1).map(TopicKey);
+        let mut theirs = list.iter().peekable();
+        for (key, stamp) in copies.stamps(list.from, list.to, usize::MAX) {
+            while theirs.next_if(|(their_key, _)| *their_key < key).is_some() {}
+            let has_it = theirs.next_if(|(their_key, _)| *their_key == key).is_some_and(|(_, theirs)| theirs >= stamp);
+            if !has_it {
+                lacking.insert(key);
+            }
+        }
+    }
+
+    fn messages(&mut self, body: &[u8], copies: &(impl RetainedCopies + ?Sized), now: Instant) -> Result<(), SyncError> {
+        // All of them are looked at before any is taken.
+        for message in Messages::new(0, body) {
+            let (_, message) = message?;
+            if !message.retain || message.stamp.is_none() {
+                return Err(SyncError::NotRetained);
+            }
+            if !message.properties.is_empty() {
+                codec::check_forwardable(message.properties)?;
+            }
+        }
+        for (_, message) in Messages::new(0, body).flatten() {
+            if copies.take(&message, now) == Taken::News {
+                self.news.1 = self.news.1.wrapping_add(1);
+            }
+        }
+        copies.taken();
+        if let Answer::Listed(_, heard_at) = &mut self.answer {
+            *heard_at = now;
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, copies: &(impl RetainedCopies + ?Sized)) {
+        let Answer::Listed(offered, _) = std::mem::replace(&mut self.answer, Answer::None) else { return };
+        copies.turn().release(self.link);
+        if !offered.is_answer && self.due.is_none() && copies.sums() != offered.sums {
+            self.due = Some(Due::Answer);
+        }
+    }
+}
