@@ -27,8 +27,8 @@
 //! | [`healing`] | how long a broker was without its way to the root | core |
 //! | [`neighbours`] | whom to be linked with | core |
 //! | [`frame`] | the mesh's wire format | core |
+//! | [`shared`] | what every broker knows of every other: broker records, the topology document, registers | core |
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
-//! | [`shared`] | what every broker knows of every other: broker records, the topology document | core |
 //! | `memory` | watches how much memory is taken | shell |
 //! | `resources` | what the system lets this process have: descriptors, memory | shell |
 //! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |

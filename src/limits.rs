@@ -201,6 +201,37 @@ pub const TOMBSTONES_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Default for how long a ring keeps a block.
 pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 
+// Registers.
+
+/// Who was not heard of for so long is no member of the mesh any more.
+pub const MEMBER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(15 * 60);
+/// Above the life of a broker record: who leaves the records for a moment does not leave the mesh.
+pub const MEMBER_TIMEOUT_MIN: Duration = Duration::from_secs(5 * 60);
+
+/// A delta of a register, bytes: one entry with the longest key that MQTT allows fits, and what is said together.
+pub const REGISTER_DELTA_BYTES_MAX: usize = 112 * 1024;
+/// An owner puts so many bytes into a delta, about, where there is more than one entry.
+pub const REGISTER_DELTA_BYTES: usize = 16 * 1024;
+/// The newest deltas of a register are kept whether anything of them counts or not, so many bytes of them.
+pub const REGISTER_TAIL_BYTES: usize = 256 * 1024;
+/// And so many.
+pub const REGISTER_TAIL_DELTAS: u64 = 1_024;
+/// One register, bytes: above it nothing is known of its owner.
+pub const REGISTER_BYTES_MAX: usize = 512 * 1024 * 1024;
+/// All registers, bytes.
+pub const REGISTERS_BYTES_MAX: usize = 2 * 1024 * 1024 * 1024;
+/// Registers of which one frame tells how far they are here.
+pub const REGISTER_HAVES_MAX: usize = 4_096;
+/// Of deltas that were asked for, bytes that may be on their way on a link.
+pub const REGISTER_ON_THE_WAY_BYTES: usize = 128 * 1024;
+/// Filters of one broker that are told one by one; with more of them it wants every topic.
+pub const REGISTER_FILTERS_MAX: usize = 1_000_000;
+
+const _: () = assert!(REGISTER_DELTA_BYTES + 64 * 1024 + 128 < REGISTER_DELTA_BYTES_MAX);
+const _: () = assert!(REGISTER_DELTA_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX);
+const _: () = assert!(REGISTER_HAVES_MAX >= BROKERS_MAX && REGISTER_HAVES_MAX * 48 < CONTROL_FRAME_BYTES_MAX);
+const _: () = assert!(REGISTER_BYTES_MAX < REGISTERS_BYTES_MAX);
+
 const _: () = assert!(BLOCK_MESSAGES_MAX.is_power_of_two(), "a sequence keeps whole bits for the place in the block");
 const _: () = assert!(LINK_COST_MAX.checked_mul(HOP_MAX as u32).is_some());
 const _: () = assert!(CREDIT_BYTES_MIN < CREDIT_BYTES_MAX && CREDIT_BYTES_MAX < SEND_WINDOW_BYTES);

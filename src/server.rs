@@ -27,6 +27,7 @@ use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::{Journal, OutboundLimits};
+use crate::shared::register::Registers;
 use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
@@ -164,6 +165,12 @@ impl Server {
             let origin = BrokerId::derive(&mesh.name, &config.name);
             router.share_retained(StampClock::new(origin, clock::unix_time(), clock::now()), mesh.tombstone_age);
         }
+        // Before sessions are restored: what these want is told with the first word to the mesh.
+        let registers = config.mesh.as_ref().map(|mesh| {
+            let own = BrokerId::derive(&mesh.name, &config.name);
+            Registers::new(own, mesh.member_timeout, limits::REGISTER_FILTERS_MAX)
+        });
+        registers.iter().for_each(|registers| router.join_registers(Arc::clone(registers)));
         let store = match (opened, journal) {
             (Some(opened), Some(journal)) => Some(restore(&router, &policies, opened.start(journal)?)),
             _ => None,
@@ -176,7 +183,8 @@ impl Server {
             .collect::<Result<_, _>>()?;
         let mqtt = bound.iter().map(|bound| bound.address().clone()).collect();
         let doors = bound.iter().map(listener::Listener::door).collect();
-        let mesh = config.mesh.as_ref().map(|mesh| start_mesh(config, mesh, credentials, &router)).transpose()?;
+        let mesh = config.mesh.as_ref().zip(registers);
+        let mesh = mesh.map(|(mesh, registers)| start_mesh(config, mesh, credentials, &router, registers)).transpose()?;
         let memory_limit = memory_limit(config);
         let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
@@ -446,6 +454,7 @@ fn start_mesh(
     mesh: &Mesh,
     credentials: Option<Credentials>,
     router: &Arc<Router>,
+    registers: Arc<Registers>,
 ) -> Result<MeshHandle, StartError> {
     let credentials = credentials.map_or_else(|| Credentials::load(mesh), Ok)?;
     let replication = Replication::new(
@@ -466,7 +475,7 @@ fn start_mesh(
         Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
-    let handle = mesh::start(setup, Arc::clone(&replication), deliver)?;
+    let handle = mesh::start(setup, Arc::clone(&replication), registers, deliver)?;
     router.join_mesh(replication);
     Ok(handle)
 }

@@ -279,6 +279,9 @@ pub struct Mesh {
     /// Links that this broker keeps at once.
     #[serde(deserialize_with = "units::links")]
     pub max_links: usize,
+    /// A broker that was not heard of for so long is no member of the mesh any more: until then what it has told counts.
+    #[serde(with = "units::duration")]
+    pub member_timeout: Duration,
     /// The longest way through the mesh, in links.
     #[serde(deserialize_with = "units::hops")]
     pub hop_max: u8,
@@ -315,6 +318,7 @@ impl Default for Mesh {
             hello_time: Duration::from_millis(100),
             congestion: Congestion::default(),
             max_links: limits::LINKS_MAX_DEFAULT,
+            member_timeout: limits::MEMBER_TIMEOUT_DEFAULT,
             hop_max: limits::HOP_MAX,
             record_stp: None,
             lanes: limits::LANES_DEFAULT,

@@ -61,6 +61,10 @@ fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
     if !HELLO_TIMES.contains(&mesh.hello_time) {
         return Err(("mesh.hello_time".to_owned(), format!("{:?} is out of range; it must be from 10ms to 2s", mesh.hello_time)));
     }
+    if mesh.member_timeout < limits::MEMBER_TIMEOUT_MIN {
+        let problem = format!("{:?} is too short; it must be at least 5m", mesh.member_timeout);
+        return Err(("mesh.member_timeout".to_owned(), problem));
+    }
     check_peers(mesh)
 }
 

@@ -1,4 +1,4 @@
-//! The frames of a link's control stream: the handshake, then BPDUs, hellos, records and credit. A hello travels as a datagram where the
+//! The frames of a link's control stream: the handshake, then BPDUs, hellos, records, registers and credit. A hello travels as a datagram where the
 //! path takes one, in the same form.
 //!
 //! What a broker says of itself and others pass on is signed by it: its claim to the root of a tree, its record. A certificate travels
@@ -11,7 +11,7 @@ use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, spli
 use crate::ids::{BrokerId, Incarnation, LaneId, TreeId};
 use crate::limits::{
     CERTIFICATE_CHAIN_BYTES_MAX, CERTIFICATE_SLOTS, CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX, RECORD_BYTES_MAX,
-    SIGNATURE_BYTES_MAX,
+    REGISTER_DELTA_BYTES_MAX, SIGNATURE_BYTES_MAX,
 };
 use crate::stp::Bpdu;
 
@@ -29,6 +29,10 @@ const RECORD: u8 = 6;
 const CREDIT: u8 = 7;
 const CERTIFICATE: u8 = 8;
 const CLAIM: u8 = 9;
+const REGISTER_DELTA: u8 = 10;
+const REGISTER_HAVE: u8 = 11;
+const REGISTER_WANT: u8 = 12;
+const REGISTER_END: u8 = 13;
 
 const REQUEST_EPOCH: u8 = 1;
 const HAS_DISTANCE: u8 = 2;
@@ -140,6 +144,46 @@ pub enum ControlFrame<'a> {
         /// Bytes.
         consumed: u64,
     },
+    /// One step of a broker's register.
+    RegisterDelta {
+        /// It is part of a copy.
+        copy: bool,
+        /// Of that broker.
+        seal: Seal<'a>,
+        /// In the form of `shared`.
+        delta: &'a [u8],
+    },
+    /// Which registers the sender has, and how far.
+    RegisterHave {
+        /// In the form of `shared`.
+        list: &'a [u8],
+    },
+    /// The sender wants what comes behind.
+    RegisterWant {
+        /// Whose register.
+        owner: BrokerId,
+        /// Of which life.
+        incarnation: Incarnation,
+        /// Up to which version it has it, or a copy.
+        after: u64,
+        /// A copy goes on.
+        copying: bool,
+        /// How many bytes, at most.
+        bytes: u32,
+    },
+    /// That was all that answers a [`ControlFrame::RegisterWant`].
+    RegisterEnd {
+        /// As asked.
+        owner: BrokerId,
+        /// As asked.
+        incarnation: Incarnation,
+        /// Where the answer ends.
+        through: u64,
+        /// How far the sender has the register; 0: it has nothing of that life.
+        version: u64,
+        /// The answer is part of a copy.
+        copying: bool,
+    },
     /// A frame of a newer version: to be skipped.
     Unknown,
 }
@@ -177,6 +221,24 @@ impl<'a> ControlFrame<'a> {
                 out.push(lane.0);
                 put_varint(out, *consumed);
             }),
+            Self::RegisterDelta { copy, seal, delta } => put_frame(out, REGISTER_DELTA, |out| {
+                out.push(u8::from(*copy));
+                seal.encode(out);
+                out.extend_from_slice(delta);
+            }),
+            Self::RegisterHave { list } => put_frame(out, REGISTER_HAVE, |out| out.extend_from_slice(list)),
+            Self::RegisterWant { owner, incarnation, after, copying, bytes } => put_frame(out, REGISTER_WANT, |out| {
+                put_register(out, *owner, *incarnation);
+                put_varint(out, *after);
+                out.push(u8::from(*copying));
+                put_varint(out, u64::from(*bytes));
+            }),
+            Self::RegisterEnd { owner, incarnation, through, version, copying } => put_frame(out, REGISTER_END, |out| {
+                put_register(out, *owner, *incarnation);
+                put_varint(out, *through);
+                put_varint(out, *version);
+                out.push(u8::from(*copying));
+            }),
             Self::Unknown => {}
         }
     }
@@ -212,6 +274,25 @@ impl<'a> ControlFrame<'a> {
                 let seal = Seal::decode(&mut reader)?;
                 Self::Record { seal, record: take_rest(&mut reader, RECORD_BYTES_MAX, "record length")? }
             }
+            REGISTER_DELTA => {
+                let (copy, seal) = (read_bool(&mut reader, "copy")?, Seal::decode(&mut reader)?);
+                Self::RegisterDelta { copy, seal, delta: take_rest(&mut reader, REGISTER_DELTA_BYTES_MAX, "delta length")? }
+            }
+            REGISTER_HAVE => Self::RegisterHave { list: take_rest(&mut reader, CONTROL_FRAME_BYTES_MAX, "list length")? },
+            REGISTER_WANT => Self::RegisterWant {
+                owner: BrokerId(reader.u64("owner")?),
+                incarnation: incarnation(&mut reader)?,
+                after: read_version(&mut reader)?,
+                copying: read_bool(&mut reader, "copying")?,
+                bytes: narrow(&mut reader, "bytes")?,
+            },
+            REGISTER_END => Self::RegisterEnd {
+                owner: BrokerId(reader.u64("owner")?),
+                incarnation: incarnation(&mut reader)?,
+                through: read_version(&mut reader)?,
+                version: read_version(&mut reader)?,
+                copying: read_bool(&mut reader, "copying")?,
+            },
             CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
             _ => return Ok(Some((Self::Unknown, length))),
         };
@@ -310,6 +391,23 @@ fn bounded<'a>(bytes: &'a [u8], bytes_max: usize, field: &'static str) -> Result
     if length <= bytes_max { Ok(bytes) } else { Err(FrameError::Value { field, value: length as u64 }) }
 }
 
+fn put_register(out: &mut Vec<u8>, owner: BrokerId, incarnation: Incarnation) {
+    out.extend_from_slice(&owner.0.to_be_bytes());
+    put_varint(out, incarnation.0);
+}
+
+fn read_version(reader: &mut Reader<'_>) -> Result<u64, FrameError> {
+    reader.varint_max(u64::MAX / 2, "version")
+}
+
+fn read_bool(reader: &mut Reader<'_>, field: &'static str) -> Result<bool, FrameError> {
+    match reader.byte(field)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(FrameError::Value { field, value: u64::from(other) }),
+    }
+}
+
 fn put_bpdu(out: &mut Vec<u8>, bpdu: &Bpdu) {
     let flag = |set, bit| if set { bit } else { 0 };
     put_varint(out, bpdu.number);
@@ -370,7 +468,7 @@ mod tests {
         hello_ms: 100,
     };
 
-    fn examples() -> [ControlFrame<'static>; 11] {
+    fn examples() -> [ControlFrame<'static>; 15] {
         let root = RootClaim { priority: 32_768, capacity: 3, id: BrokerId(u64::MAX), incarnation: Incarnation(1_700_000_000_000) };
         let bpdu = Bpdu {
             number: 300,
@@ -396,6 +494,22 @@ mod tests {
             ControlFrame::Claim { tree: bpdu.tree, seal },
             ControlFrame::Record { seal, record: b"{}" },
             ControlFrame::Credit { lane: LaneId(7), consumed: 1 << 40 },
+            ControlFrame::RegisterDelta { copy: true, seal, delta: b"delta" },
+            ControlFrame::RegisterHave { list: b"list" },
+            ControlFrame::RegisterWant {
+                owner: BrokerId(7),
+                incarnation: Incarnation(1 << 40),
+                after: 300,
+                copying: true,
+                bytes: u32::MAX,
+            },
+            ControlFrame::RegisterEnd {
+                owner: BrokerId(7),
+                incarnation: Incarnation(1),
+                through: 300,
+                version: u64::MAX / 2,
+                copying: false,
+            },
         ]
     }
 
@@ -466,7 +580,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_is_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..11) {
+        fn whatever_comes_is_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..21) {
             let mut wire = Vec::new();
             put_frame(&mut wire, kind, |out| out.extend_from_slice(&bytes));
             if let Ok(Some((frame, length))) = ControlFrame::decode(&wire) {

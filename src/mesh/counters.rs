@@ -23,4 +23,12 @@ pub struct Refusals {
     pub records_throttled: Counter,
     /// Broker records of a newer version that this one does not understand. They were dropped.
     pub records_not_understood: Counter,
+    /// Deltas of registers that no honest broker passes on. The link was closed.
+    pub deltas_forged: Counter,
+    /// Deltas of registers signed by a broker that is not admitted here at present. They were dropped.
+    pub deltas_untrusted: Counter,
+    /// Deltas of registers that came faster than they are checked. They were dropped, and asked for later.
+    pub deltas_throttled: Counter,
+    /// Deltas that this broker does not understand, that do not add up, or of a register that is too large: nothing is known of it.
+    pub deltas_not_understood: Counter,
 }

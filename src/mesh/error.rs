@@ -16,6 +16,7 @@ use crate::ids::BrokerId;
 use crate::link::Death;
 use crate::replication::LaneError;
 use crate::shared::RecordError;
+use crate::shared::register::RegisterError;
 use crate::stp::PeerError;
 
 /// Why a link ends or never begins.
@@ -105,6 +106,9 @@ pub enum LinkError {
     /// A broker record that is none.
     #[error("{0}")]
     Record(#[from] RecordError),
+    /// What should be of a register and is not.
+    #[error("{0}")]
+    Register(#[from] RegisterError),
     /// A lane that breaks its rules.
     #[error("lane: {0}")]
     Lane(#[from] LaneError),
@@ -158,9 +162,13 @@ impl LinkError {
             Self::Oneself | Self::Clone | Self::Incarnation(_) => CloseCode::Oneself,
             Self::Linked(_) | Self::Superseded | Self::Stale => CloseCode::Rival,
             Self::TooManyLinks(_) | Self::GivenUp => CloseCode::TooManyLinks,
-            Self::Frame(_) | Self::Unexpected(_) | Self::Record(_) | Self::Lane(_) | Self::LaneStream(_) | Self::Credit(_) => {
-                CloseCode::Malformed
-            }
+            Self::Frame(_)
+            | Self::Unexpected(_)
+            | Self::Record(_)
+            | Self::Register(_)
+            | Self::Lane(_)
+            | Self::LaneStream(_)
+            | Self::Credit(_) => CloseCode::Malformed,
             Self::Tree(_) | Self::Word(_) => CloseCode::Tree,
             Self::Proof(_) => CloseCode::Forged,
             Self::Shunned(_) => CloseCode::Shunned,
@@ -189,6 +197,7 @@ impl LinkError {
             Self::GivenUp => "given_up",
             Self::Frame(_) | Self::Unexpected(_) | Self::LaneStream(_) => "malformed",
             Self::Record(_) => "record",
+            Self::Register(_) => "register",
             Self::Lane(_) => "lane",
             Self::Credit(_) => "credit",
             Self::Tree(_) => "tree",

@@ -23,6 +23,7 @@ use tracing::{Instrument, debug, info};
 
 use super::control::{ControlQueue, ControlReader};
 use super::credit::{Credit, Reports};
+use super::driver::RegisterWord;
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
 use super::{DeliverFactory, endpoint, lanes};
@@ -32,6 +33,7 @@ use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::link::{Cost, Detection, Path};
 use crate::replication::Port;
 use crate::shared::Signature;
+use crate::shared::register::{DeltaMode, End, Have, Want};
 use crate::stp::Bpdu;
 use crate::task;
 
@@ -55,6 +57,7 @@ pub(super) enum Event {
     CloseReceived { port: PortId, number: OpenNumber },
     LanesClosed { port: PortId, number: OpenNumber },
     Record { port: PortId, wire: Bytes, seal: OwnedSeal },
+    Register { port: PortId, word: RegisterWord },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
 }
@@ -356,6 +359,23 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                 ControlFrame::Record { seal, record: bytes } => {
                     let wire = Bytes::copy_from_slice(bytes);
                     link.tell(Event::Record { port: link.id, wire, seal: OwnedSeal::new(&seal) }).await;
+                }
+                ControlFrame::RegisterDelta { copy, seal, delta } => {
+                    let mode = if copy { DeltaMode::Copy } else { DeltaMode::Next };
+                    let word = RegisterWord::Delta { mode, wire: Bytes::copy_from_slice(delta), seal: OwnedSeal::new(&seal) };
+                    link.tell(Event::Register { port: link.id, word }).await;
+                }
+                ControlFrame::RegisterHave { list } => {
+                    let word = RegisterWord::Have(Have::decode_all(list)?);
+                    link.tell(Event::Register { port: link.id, word }).await;
+                }
+                ControlFrame::RegisterWant { owner, incarnation, after, copying, bytes } => {
+                    let word = RegisterWord::Want(Want { owner, incarnation, after, copying, bytes });
+                    link.tell(Event::Register { port: link.id, word }).await;
+                }
+                ControlFrame::RegisterEnd { owner, incarnation, through, version, copying } => {
+                    let word = RegisterWord::End(End { owner, incarnation, through, version, copying });
+                    link.tell(Event::Register { port: link.id, word }).await;
                 }
                 ControlFrame::Unknown => {}
                 ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {

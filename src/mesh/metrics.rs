@@ -124,6 +124,10 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         records_untrusted,
         records_throttled,
         records_not_understood,
+        deltas_forged,
+        deltas_untrusted,
+        deltas_throttled,
+        deltas_not_understood,
     } = refusals;
     let counts = [
         ("claim", "forged", claims_forged),
@@ -135,9 +139,14 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         ("record", "untrusted", records_untrusted),
         ("record", "throttled", records_throttled),
         ("record", "not_understood", records_not_understood),
+        ("delta", "forged", deltas_forged),
+        ("delta", "untrusted", deltas_untrusted),
+        ("delta", "throttled", deltas_throttled),
+        ("delta", "not_understood", deltas_not_understood),
     ];
     counts.into_iter().map(|(word, reason, count)| {
-        let help = "Root claims, configuration messages and records of peers that were not taken as they came";
+        let help =
+            "Root claims, configuration messages, records and deltas of registers that were not taken from peers as they came";
         Sample::counter("mesh_control_refused", help, count.value()).with("word", word).with("reason", reason)
     })
 }

@@ -37,6 +37,7 @@ use tracing::{error, warn};
 use crate::config;
 use crate::ids::{BrokerId, RootClaim};
 use crate::replication::{Deliver, Replication};
+use crate::shared::register::Registers;
 use crate::shared::{Records, Topology};
 use crate::stp::StpConfig;
 use crate::{clock, task};
@@ -254,7 +255,12 @@ pub struct MeshHandle {
 ///
 /// # Errors
 /// What is wrong with the configuration, the certificates, the address or the data directory.
-pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: DeliverFactory) -> Result<MeshHandle, MeshError> {
+pub fn start(
+    config: MeshConfig,
+    replication: Arc<Replication>,
+    registers: Arc<Registers>,
+    deliver: DeliverFactory,
+) -> Result<MeshHandle, MeshError> {
     let identity = config.identity()?;
     complain_of(&config.credentials);
     let listen = config.mesh.listen;
@@ -297,6 +303,7 @@ pub fn start(config: MeshConfig, replication: Arc<Replication>, deliver: Deliver
         recorder,
         addresses: config.mesh.advertise.iter().map(ToString::to_string).collect(),
         replication: Arc::clone(&replication),
+        registers,
     };
     let (proposals, proposals_out) = mpsc::channel(PROPOSALS_MAX);
     let (stop, stop_out) = watch::channel(Stop::No);

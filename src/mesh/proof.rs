@@ -1,4 +1,4 @@
-//! Proof of what a broker says of itself and others pass on: its claim to the root of a tree, its record. The broker signs with the key of
+//! Proof of what a broker says of itself and others pass on: its claim to the root of a tree, its record, the deltas of its register. The broker signs with the key of
 //! its certificate; whoever hears the word checks the signature, and the certificate as a handshake would, before it believes or passes
 //! on a letter of it.
 //!
@@ -34,6 +34,7 @@ use crate::shared::Signature;
 
 const CLAIM: &[u8] = b"mqtt-st-quic root claim v1\0";
 const RECORD: &[u8] = b"mqtt-st-quic broker record v1\0";
+const DELTA: &[u8] = b"mqtt-st-quic register delta v1\0";
 
 /// For so long a certificate that is not admitted is not judged again: it may not be valid yet.
 const OBJECTION_LIFE: Duration = Duration::from_secs(5);
@@ -101,16 +102,22 @@ pub(super) enum Statement<'a> {
     Claim(&'a TreeId),
     /// Its record, as it travels.
     Record(&'a [u8]),
+    /// A delta of its register, as it travels.
+    Delta(&'a [u8]),
 }
 
 impl Statement<'_> {
     fn message(self, mesh: &str) -> Vec<u8> {
         let mut message = Vec::new();
-        message.extend_from_slice(if matches!(self, Self::Claim(_)) { CLAIM } else { RECORD });
+        message.extend_from_slice(match self {
+            Self::Claim(_) => CLAIM,
+            Self::Record(_) => RECORD,
+            Self::Delta(_) => DELTA,
+        });
         put_block(&mut message, mesh.as_bytes());
         match self {
             Self::Claim(tree) => put_tree(&mut message, tree),
-            Self::Record(record) => message.extend_from_slice(record),
+            Self::Record(word) | Self::Delta(word) => message.extend_from_slice(word),
         }
         message
     }

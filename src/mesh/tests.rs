@@ -16,7 +16,9 @@ use crate::codec::QoS;
 use crate::config::{self, Discovery, HostPort};
 use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{LogId, TreeId};
+use crate::limits;
 use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
+use crate::shared::register::Key;
 use crate::shared::{BrokerRecord, LastChange, LinkRole, LinkState, Signature, SignedRecord};
 
 mod admission;
@@ -54,6 +56,7 @@ impl Deliver for Inbox {
 struct Broker {
     handle: MeshHandle,
     replication: Arc<Replication>,
+    registers: Arc<Registers>,
     inbox: Inbox,
     batch: Mutex<LocalBatch>,
     dir: Arc<TempDir>,
@@ -120,12 +123,14 @@ impl<'a> Plan<'a> {
             },
             clock::now(),
         );
+        let own = BrokerId::derive(self.mesh, self.name);
+        let registers = Registers::new(own, Duration::from_secs(900), limits::REGISTER_FILTERS_MAX);
         let inbox = Inbox::default();
         let deliver = inbox.clone();
         let factory: DeliverFactory = Arc::new(move || Box::new(deliver.clone()));
-        let handle = super::start(config, Arc::clone(&replication), factory).unwrap();
+        let handle = super::start(config, Arc::clone(&replication), Arc::clone(&registers), factory).unwrap();
         let batch = Mutex::new(LocalBatch::new());
-        Broker { handle, replication, inbox, batch, dir }
+        Broker { handle, replication, registers, inbox, batch, dir }
     }
 }
 
@@ -319,7 +324,8 @@ async fn a_name_is_looked_up_and_this_broker_finds_itself_there() {
     let name = HostPort { host: "localhost".to_owned(), port: a.address().port() };
     (config.mesh.discovery, config.mesh.peers) = (vec![Discovery::Dns], vec![name]);
     let replication = Arc::clone(&a.replication);
-    let b = super::start(config, replication, Arc::new(|| Box::new(Inbox::default()))).unwrap();
+    let registers = Registers::new(BrokerId::derive("m", "b"), Duration::from_secs(900), limits::REGISTER_FILTERS_MAX);
+    let b = super::start(config, replication, registers, Arc::new(|| Box::new(Inbox::default()))).unwrap();
     until("a link", || (b.links().len() == 1).then_some(())).await;
     b.shutdown().await;
 }
@@ -333,7 +339,9 @@ async fn what_does_not_fit_together_is_named_at_start() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = plan.config(plan.credentials(&authority), &dir);
         (config.mesh.name, config.name, config.mesh.listen) = (mesh_name.to_owned(), name.to_owned(), listen);
-        super::start(config, Arc::clone(&a.replication), Arc::new(|| Box::new(Inbox::default()))).unwrap_err().to_string()
+        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), Arc::new(|| Box::new(Inbox::default())))
+            .unwrap_err()
+            .to_string()
     };
     let free = "127.0.0.1:0".parse().unwrap();
     let taken = start("m", "b", a.address());
@@ -756,4 +764,32 @@ fn control_does_not_wait_for_saturated_lanes() {
         );
         assert!(median < Duration::from_millis(250), "{name}: {trips:?}");
     }
+}
+
+// ---- registers ----
+
+/// What one broker says in its register, all others know: also what it said before they were linked, and over a broker between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn registers_reach_all_brokers() {
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    (0..2_000).for_each(|n| a.registers.own().add_filter(&format!("before/{n}/{}", "x".repeat(50))));
+    let b = Plan::new(&authority, "b", &[&a]).start();
+    let c = Plan::new(&authority, "c", &[&b]).start();
+    a.registers.own().add_filter("after");
+    let key = |filter: &str| Key::Filter(Arc::from(filter));
+    for broker in [&b, &c] {
+        for filter in ["after".to_owned(), format!("before/1999/{}", "x".repeat(50))] {
+            until("a filter", || {
+                broker.registers.look_up(&key(&filter)).iter().any(|(id, _)| *id == BrokerId::derive("m", "a")).then_some(())
+            })
+            .await;
+        }
+    }
+    a.registers.own().remove_filter("after");
+    until("its end", || c.registers.look_up(&key("after")).is_empty().then_some(())).await;
+    let asked = a.registers.own().ask_echo();
+    let version = until("that it is told", || a.registers.own().told(asked)).await;
+    until("echoes", || a.registers.is_echoed(version).then_some(())).await;
+    assert!(!a.registers.is_echoed(version + 1));
 }

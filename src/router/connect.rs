@@ -410,6 +410,9 @@ impl Router {
             let Ok(filter) = topic::parse_filter(text) else { continue };
             let was_there = i64::from(subscriptions.remove(filter.levels, filter.share, subscriber.id));
             removed += was_there;
+            if let (1.., Some(registers)) = (was_there, self.registers()) {
+                registers.own().remove_filter(text);
+            }
             shared += was_there * i64::from(filter.share.is_some());
         }
         drop(subscriptions);

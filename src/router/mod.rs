@@ -43,6 +43,7 @@ use crate::pressure::Pressure;
 use crate::replication::Replication;
 use crate::session::{Journal, OutboundLimits, Subscriber};
 use crate::shared::StampClock;
+use crate::shared::register::Registers;
 
 /// Bounds of the sessions that this router makes.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +67,8 @@ pub struct Router {
     deadlines: Deadlines,
     subscribers_made: AtomicU64,
     mesh: OnceLock<Arc<Replication>>,
+    /// Where all brokers of the mesh tell each other what their clients want and whose sessions they have.
+    registers: OnceLock<Arc<Registers>>,
     /// Where it is written down what outlives the broker; none: nothing does.
     journal: Option<Arc<Journal>>,
     metrics: Arc<Metrics>,
@@ -89,6 +92,7 @@ impl Router {
             deadlines: Deadlines::default(),
             subscribers_made: AtomicU64::new(0),
             mesh: OnceLock::new(),
+            registers: OnceLock::new(),
             journal,
             metrics,
             pressure: Pressure::default(),
@@ -102,6 +106,18 @@ impl Router {
     pub fn join_mesh(&self, replication: Arc<Replication>) {
         // A second mesh cannot be joined; the server calls this once.
         let _ = self.mesh.set(replication);
+    }
+
+    /// From now on other brokers are told what the clients of this one want. To be called before there are any. The first call counts.
+    pub fn join_registers(&self, registers: Arc<Registers>) {
+        // As above.
+        let _ = self.registers.set(registers);
+    }
+
+    /// What the brokers of the mesh tell each other, where there is one.
+    #[must_use]
+    pub fn registers(&self) -> Option<&Arc<Registers>> {
+        self.registers.get()
     }
 
     /// The mesh's side of a publish, where there is one.

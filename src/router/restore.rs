@@ -45,6 +45,9 @@ impl Router {
             // They were checked when they were subscribed; a later version of this program may be stricter.
             let Ok(filter) = topic::parse_filter(&text) else { continue };
             subscriptions.insert(filter.levels, filter.share, &subscriber, options);
+            if let Some(registers) = self.registers() {
+                registers.own().add_filter(&text);
+            }
             added += 1;
         }
         drop(subscriptions);

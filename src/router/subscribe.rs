@@ -108,6 +108,9 @@ impl Router {
         drop(state);
         self.metrics.shared_subscriptions.change(i64::from(is_new && filter.share.is_some()));
         subscriptions.insert(filter.levels, filter.share, subscriber, request.options.clone());
+        if let (true, Some(registers)) = (is_new, self.registers()) {
+            registers.own().add_filter(request.filter);
+        }
         drop(subscriptions);
         self.subscriptions_changed(i64::from(is_new));
         Ok(number)
@@ -135,6 +138,9 @@ impl Router {
         drop(state);
         if existed {
             subscriptions.remove(filter.levels, filter.share, connection.subscriber.id);
+            if let Some(registers) = self.registers() {
+                registers.own().remove_filter(text);
+            }
             drop(subscriptions);
             self.metrics.shared_subscriptions.change(-i64::from(filter.share.is_some()));
             self.subscriptions_changed(-1);

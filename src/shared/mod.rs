@@ -1,7 +1,8 @@
 //! What every broker knows of every other: versioned maps, merged by rules that need no agreement: broker records and, drawn
-//! from them, the topology document; retained messages. The tree never depends on anything here.
+//! from them, the topology document; [registers](register); retained messages. The tree never depends on anything here.
 
 mod records;
+pub mod register;
 pub mod retained;
 mod stamp;
 mod topology;

@@ -241,16 +241,17 @@ pub struct Signature {
     pub bytes: Bytes,
 }
 
-/// A record as it came, to be passed on so.
+/// A broker's word, its record or a delta of its register, as it came, to be passed on so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedRecord {
-    /// The record.
+    /// The word.
     pub wire: Bytes,
-    /// By the broker whose record it is.
+    /// By the broker whose word it is.
     pub signature: Signature,
 }
 
 impl SignedRecord {
+    /// What it takes, with its certificate.
     fn bytes(&self) -> usize {
         self.wire.len() + self.signature.chain.len() + self.signature.bytes.len()
     }

@@ -31,9 +31,16 @@ const CLAIM_INTERVAL: Duration = Duration::from_millis(16);
 /// broker nobody can make many that are news: who has signed them is held to a record a second.
 const RECORDS_AT_ONCE: u32 = 4_096;
 const RECORD_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+/// The same for deltas of registers that are news, or parts of a copy that was asked for.
+const DELTAS_AT_ONCE: u32 = 8_192;
+const DELTA_CHECK_INTERVAL: Duration = Duration::from_micros(500);
 
 pub(super) fn words(now: Instant) -> Words {
-    Words::new(Budget::new(CLAIMS_AT_ONCE, CLAIM_INTERVAL, now), Budget::new(RECORDS_AT_ONCE, RECORD_CHECK_INTERVAL, now))
+    Words::new(
+        Budget::new(CLAIMS_AT_ONCE, CLAIM_INTERVAL, now),
+        Budget::new(RECORDS_AT_ONCE, RECORD_CHECK_INTERVAL, now),
+        Budget::new(DELTAS_AT_ONCE, DELTA_CHECK_INTERVAL, now),
+    )
 }
 
 impl Driver {
@@ -242,7 +249,7 @@ impl Driver {
 
 impl Entry {
     /// Shows the certificate where that is needed; what names it follows.
-    fn seal<'a>(&mut self, signature: &'a Signature) -> Seal<'a> {
+    pub(super) fn seal<'a>(&mut self, signature: &'a Signature) -> Seal<'a> {
         let (slot, is_new) = self.words.show(&signature.chain);
         if is_new {
             self.link.send(&ControlFrame::Certificate { slot, chain: &signature.chain });

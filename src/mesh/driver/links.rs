@@ -96,6 +96,7 @@ impl Driver {
         self.publish_links();
         let _ = answer.send(Ok(()));
         self.introduce(id);
+        self.register_up(id);
         self.tree(Input::LinkUp { port: id, cost: measured.cost, rtt: measured.rtt });
         self.changed();
     }
@@ -174,6 +175,7 @@ impl Driver {
         self.settings.local.roster.neighbours.lock().link_down(port.peer);
         self.settings.local.roster.set_linked(port.peer, false);
         self.publish_links();
+        self.register_down(port);
         // The connection is closed, so that its lanes' tasks write nothing more: the tree may open lanes elsewhere.
         self.tree(Input::LinkDown { port });
         self.changed();

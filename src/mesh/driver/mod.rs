@@ -8,11 +8,13 @@ mod claims;
 mod links;
 pub(super) mod recorder;
 mod records;
+mod registers;
 mod sight;
 mod tree;
 mod words;
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,7 @@ use crate::mesh::link::{Event, Link, Measured};
 use crate::mesh::metrics::MeshMetrics;
 use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::Replication;
+use crate::shared::register::Registers;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use recorder::Recorder;
@@ -41,6 +44,7 @@ use records::{change_now, own_record};
 use sight::{Sight, place_of};
 use words::{Claim, Words};
 
+pub(in crate::mesh) use registers::RegisterWord;
 pub(in crate::mesh) use words::WordError;
 
 /// A broker tells of its changes once a second on the long run.
@@ -106,6 +110,7 @@ impl Book {
 pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) local: Arc<Local>,
     pub(in crate::mesh) replication: Arc<Replication>,
+    pub(in crate::mesh) registers: Arc<Registers>,
     pub(in crate::mesh) deliver: DeliverFactory,
     pub(in crate::mesh) links_max: usize,
     pub(in crate::mesh) tree: StpConfig,
@@ -243,12 +248,16 @@ impl Driver {
             let tree_due = self.stp.poll_timeout();
             let record_due = self.record_due();
             let due = tree_due.map_or(record_due, |tree| tree.min(record_due));
+            let due = self.register_due().map_or(due, |register| register.min(due));
+            let registers = Arc::clone(&self.settings.registers);
             tokio::select! {
                 biased;
                 _ = inputs.stop.changed() => break,
                 // What one peer can send without end comes last.
                 () = sleep_until(due.into()) => self.timers(),
                 () = inputs.reloaded.notified() => self.readmit(),
+                // When it is told is worked out anew.
+                () = poll_fn(|context| registers.own().poll_news(context)), if self.register_due().is_none() => {}
                 Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
                 Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
                 _ = sweep.tick() => self.sweep(),
@@ -273,6 +282,9 @@ impl Driver {
         if self.record_due() <= now {
             self.tell_record();
         }
+        if self.register_due().is_some_and(|due| due <= now) {
+            self.tell_register();
+        }
     }
 
     fn sweep(&mut self) {
@@ -280,6 +292,7 @@ impl Driver {
         self.fatal = self.settings.local.life.lock().cloned();
         self.expire_certificates();
         self.prove_waiting();
+        self.register_tick();
         self.settings.replication.trim(now);
         self.book.records.write().expire(now);
         let before = self.lost.len();
@@ -298,6 +311,7 @@ impl Driver {
             Event::CloseReceived { port, number } => self.tree(Input::CloseReceived { port, number }),
             Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
             Event::Record { port, wire, seal } => self.record(port, wire, &seal),
+            Event::Register { port, word } => self.register(port, word),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
         }

@@ -56,6 +56,7 @@ impl Driver {
             }
         };
         if self.book.records.write().merge(record, signed.clone(), now) == Merge::New {
+            self.settings.registers.met(id, now);
             self.book.events.ring();
             let others = self.links.values_mut().filter(|entry| entry.link.id != from);
             others.for_each(|entry| entry.send_record(&signed));

@@ -77,6 +77,8 @@ pub(super) struct Words {
     pub(super) claims: Budget,
     /// Records likewise.
     pub(super) records: Budget,
+    /// Deltas of registers likewise.
+    pub(super) deltas: Budget,
 }
 
 /// A claim that is not proven yet, and the last BPDU that stands on it.
@@ -88,7 +90,7 @@ struct Waiting {
 }
 
 impl Words {
-    pub(super) fn new(claims: Budget, records: Budget) -> Self {
+    pub(super) fn new(claims: Budget, records: Budget, deltas: Budget) -> Self {
         Self {
             seen: BTreeMap::new(),
             shown: Shown::default(),
@@ -98,6 +100,7 @@ impl Words {
             told: None,
             claims,
             records,
+            deltas,
         }
     }
 
@@ -268,7 +271,7 @@ mod tests {
 
     fn words() -> Words {
         let budget = || Budget::new(1, Duration::from_secs(1), clock::now());
-        Words::new(budget(), budget())
+        Words::new(budget(), budget(), budget())
     }
 
     #[test]

@@ -1,0 +1,181 @@
+//! Keys and values of registers, and their wire form.
+//!
+//! What a newer version tells is kept and handed on as it is: both are only bytes after a kind and a length.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::frame::{FrameError, Reader, put_block, put_varint};
+use crate::ids::{BrokerId, Incarnation};
+
+const EVERYTHING: u8 = 0;
+const FILTER: u8 = 1;
+const SESSION: u8 = 2;
+const ECHO: u8 = 3;
+
+/// Set in the kind of a key that is taken out.
+const REMOVED: u8 = 0x80;
+
+const CONNECTED: u8 = 1;
+
+/// What an entry of a register is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// Every topic is wanted, whatever filters there are: they were too many to be told.
+    Everything,
+    /// A topic filter to which somebody there is subscribed, as it was subscribed: with its `$share/` and group.
+    Filter(Arc<str>),
+    /// A session, by its client id.
+    Session(Arc<str>),
+    /// Another member's register.
+    Echo(BrokerId),
+    /// Of a newer version.
+    Unknown(u8, Arc<[u8]>),
+}
+
+/// That a broker has a client's session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    /// Mesh time of the CONNECT that made it this broker's: the newest claim holds.
+    pub stamp: u64,
+    /// Whether the client has a connection there.
+    pub connected: bool,
+}
+
+/// How far another member's register was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Echo {
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// The version of the last delta that asked for an echo.
+    pub version: u64,
+}
+
+/// What an entry says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// That the key is there.
+    Present,
+    /// Of [`Key::Session`].
+    Claim(Claim),
+    /// Of [`Key::Echo`].
+    Echo(Echo),
+    /// Of a newer version.
+    Unknown(Arc<[u8]>),
+}
+
+impl Key {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Everything => EVERYTHING,
+            Self::Filter(_) => FILTER,
+            Self::Session(_) => SESSION,
+            Self::Echo(_) => ECHO,
+            Self::Unknown(kind, _) => *kind,
+        }
+    }
+
+    fn put_bytes(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Everything => put_block(out, &[]),
+            Self::Filter(text) | Self::Session(text) => put_block(out, text.as_bytes()),
+            Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
+            Self::Unknown(_, bytes) => put_block(out, bytes),
+        }
+    }
+
+    /// Bytes of the key itself.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Everything => 0,
+            Self::Filter(text) | Self::Session(text) => text.len(),
+            Self::Echo(_) => size_of::<u64>(),
+            Self::Unknown(_, bytes) => bytes.len(),
+        }
+    }
+
+    fn read(kind: u8, bytes: &[u8]) -> Result<Self, FrameError> {
+        let text = || std::str::from_utf8(bytes).map(Arc::from).map_err(|_| FrameError::Text("register key"));
+        Ok(match kind {
+            EVERYTHING if bytes.is_empty() => Self::Everything,
+            FILTER => Self::Filter(text()?),
+            SESSION => Self::Session(text()?),
+            ECHO => Self::Echo(BrokerId(u64::from_be_bytes(bytes.try_into().map_err(|_| FrameError::Truncated("register key"))?))),
+            _ => Self::Unknown(kind, bytes.into()),
+        })
+    }
+}
+
+impl Value {
+    fn put_bytes(&self, out: &mut Vec<u8>) {
+        let mut bytes = Vec::new();
+        match self {
+            Self::Present => {}
+            Self::Claim(claim) => {
+                put_varint(&mut bytes, claim.stamp);
+                bytes.push(if claim.connected { CONNECTED } else { 0 });
+            }
+            Self::Echo(echo) => {
+                put_varint(&mut bytes, echo.incarnation.0);
+                put_varint(&mut bytes, echo.version);
+            }
+            Self::Unknown(raw) => bytes.extend_from_slice(raw),
+        }
+        put_block(out, &bytes);
+    }
+
+    fn read(key: &Key, bytes: &[u8]) -> Self {
+        let known = match key {
+            Key::Session(_) => read_claim(bytes).ok().map(Self::Claim),
+            Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
+            Key::Everything | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
+        };
+        known.unwrap_or_else(|| Self::Unknown(bytes.into()))
+    }
+}
+
+fn read_claim(bytes: &[u8]) -> Result<Claim, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let stamp = reader.varint("stamp")?;
+    let flags = reader.byte("claim flags")?;
+    if flags & !CONNECTED != 0 {
+        return Err(FrameError::Value { field: "claim flags", value: flags.into() });
+    }
+    reader.finish()?;
+    Ok(Claim { stamp, connected: flags != 0 })
+}
+
+fn read_echo(bytes: &[u8]) -> Result<Echo, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let echo = Echo { incarnation: Incarnation(reader.varint("incarnation")?), version: reader.varint("version")? };
+    reader.finish()?;
+    Ok(echo)
+}
+
+/// Appends what becomes of an entry.
+pub(super) fn put_change(out: &mut Vec<u8>, key: &Key, value: Option<&Value>) {
+    out.push(key.kind() | if value.is_none() { REMOVED } else { 0 });
+    key.put_bytes(out);
+    if let Some(value) = value {
+        value.put_bytes(out);
+    }
+}
+
+/// Reads what [`put_change`] wrote.
+pub(super) fn read_change(reader: &mut Reader<'_>) -> Result<(Key, Option<Value>), FrameError> {
+    let kind = reader.byte("register operation")?;
+    let key = Key::read(kind & !REMOVED, reader.block("register key")?)?;
+    let value = if kind & REMOVED == 0 { Some(Value::read(&key, reader.block("register value")?)) } else { None };
+    Ok((key, value))
+}
+
+/// What an entry adds to the digest of its register.
+pub(super) fn digest(key: &Key, value: &Value) -> u128 {
+    let mut bytes = Vec::new();
+    put_change(&mut bytes, key, Some(value));
+    let hash = Sha256::digest(&bytes);
+    let mut first = [0; size_of::<u128>()];
+    first.iter_mut().zip(hash.iter()).for_each(|(to, from)| *to = *from);
+    u128::from_be_bytes(first)
+}

@@ -1,0 +1,198 @@
+//! This broker's own register: what it has to say, gathered until it is told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use atomic_waker::AtomicWaker;
+use parking_lot::Mutex;
+
+use super::{Change, Claim, Echo, Key, Value};
+use crate::ids::BrokerId;
+
+/// What this broker tells all others. Whoever changes it takes one short lock.
+#[derive(Debug)]
+pub struct Register {
+    filters_max: usize,
+    pending: Mutex<Pending>,
+    waker: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    /// How many subscriptions each filter has.
+    filters: HashMap<Arc<str>, usize, ahash::RandomState>,
+    /// The filters are too many to be told: everything is wanted.
+    is_wide: bool,
+    changes: BTreeMap<Key, Option<Value>>,
+    /// Counts what was asked of this register.
+    asked: u64,
+    /// Somebody waits until others have told that they took in what was asked up to now.
+    echo: bool,
+    /// All that was asked up to the first is told with the version that is the second.
+    told: (u64, u64),
+}
+
+impl Register {
+    /// An empty one. With more filters than `filters_max` every topic is wanted.
+    #[must_use]
+    pub fn new(filters_max: usize) -> Self {
+        Self { filters_max, pending: Mutex::default(), waker: AtomicWaker::new() }
+    }
+
+    /// A session subscribes to a filter (with its `$share/` and group).
+    pub fn add_filter(&self, filter: &str) {
+        self.change(|pending| {
+            if let Some(subscriptions) = pending.filters.get_mut(filter) {
+                *subscriptions += 1;
+                return;
+            }
+            let filter: Arc<str> = Arc::from(filter);
+            pending.filters.insert(Arc::clone(&filter), 1);
+            if pending.is_wide {
+                return;
+            }
+            if pending.filters.len() > self.filters_max {
+                pending.is_wide = true;
+                pending.put(Key::Everything, Value::Present);
+            } else {
+                pending.put(Key::Filter(filter), Value::Present);
+            }
+        });
+    }
+
+    /// A session that was subscribed to a filter no longer is.
+    pub fn remove_filter(&self, filter: &str) {
+        self.change(|pending| {
+            let Some((name, subscriptions)) = pending.filters.remove_entry(filter) else { return };
+            if subscriptions > 1 {
+                pending.filters.insert(name, subscriptions - 1);
+                return;
+            }
+            pending.remove(Key::Filter(name));
+            if pending.is_wide && pending.filters.len() < self.filters_max / 2 {
+                pending.is_wide = false;
+                let filters: Vec<_> = pending.filters.keys().cloned().collect();
+                filters.into_iter().for_each(|filter| pending.put(Key::Filter(filter), Value::Present));
+                pending.remove(Key::Everything);
+            }
+        });
+    }
+
+    /// This broker has a client's session.
+    pub fn claim(&self, client_id: &Arc<str>, claim: Claim) {
+        self.change(|pending| pending.put(Key::Session(Arc::clone(client_id)), Value::Claim(claim)));
+    }
+
+    /// This broker has a client's session no more.
+    pub fn release(&self, client_id: &Arc<str>) {
+        self.change(|pending| pending.remove(Key::Session(Arc::clone(client_id))));
+    }
+
+    /// So much of another's register was taken in.
+    pub(super) fn echo(&self, member: BrokerId, echo: Echo) {
+        self.change(|pending| pending.put(Key::Echo(member), Value::Echo(echo)));
+    }
+
+    /// Another has left.
+    pub(super) fn forget(&self, member: BrokerId) {
+        self.change(|pending| pending.remove(Key::Echo(member)));
+    }
+
+    /// A number for all that was asked of this register up to now, for [`told`](Self::told); others will tell that they took it in.
+    pub fn ask_echo(&self) -> u64 {
+        let mut pending = self.pending.lock();
+        pending.asked += 1;
+        pending.echo = true;
+        let asked = pending.asked;
+        drop(pending);
+        self.waker.wake();
+        asked
+    }
+
+    /// The version with which all is told that was asked up to `asked`; none if it is not told yet.
+    #[must_use]
+    pub fn told(&self, asked: u64) -> Option<u64> {
+        let (told, version) = self.pending.lock().told;
+        (told >= asked).then_some(version)
+    }
+
+    /// Ready where there is something to tell; until then the task is woken when there is.
+    pub fn poll_news(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.waker.register(context.waker());
+        let pending = self.pending.lock();
+        if pending.changes.is_empty() && !pending.echo { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    /// Whether there is something to tell.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        let pending = self.pending.lock();
+        !pending.changes.is_empty() || pending.echo
+    }
+
+    /// Takes changes for the next delta, up to about `bytes`.
+    pub(super) fn take(&self, bytes: usize) -> Taken {
+        let mut pending = self.pending.lock();
+        let mut changes = Vec::new();
+        let mut taken = 0;
+        while taken < bytes {
+            let Some((key, value)) = pending.changes.pop_first() else { break };
+            taken += key.len() + ENTRY_BYTES;
+            changes.push((key, value));
+        }
+        let is_all = pending.changes.is_empty();
+        let echo = is_all && std::mem::take(&mut pending.echo);
+        Taken { changes, is_all, echo, asked: pending.asked }
+    }
+
+    /// What was taken could not be told: it is told later, unless something newer has been said of it.
+    pub(super) fn give_back(&self, changes: Vec<Change>, echo: bool) {
+        let mut pending = self.pending.lock();
+        for (key, value) in changes {
+            pending.changes.entry(key).or_insert(value);
+        }
+        pending.echo |= echo;
+    }
+
+    /// All that was asked up to `asked` is told with `version`.
+    pub(super) fn has_told(&self, asked: u64, version: u64) {
+        self.pending.lock().told = (asked, version);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Pending)) {
+        let mut pending = self.pending.lock();
+        let before = pending.changes.len();
+        change(&mut pending);
+        pending.asked += 1;
+        let is_first = before == 0 && !pending.changes.is_empty();
+        drop(pending);
+        if is_first {
+            self.waker.wake();
+        }
+    }
+}
+
+/// What an entry takes in a delta besides its key, at most, but for values of newer versions.
+pub(super) const ENTRY_BYTES: usize = 32;
+
+/// What [`Register::take`] gives.
+pub(super) struct Taken {
+    pub(super) changes: Vec<Change>,
+    /// Nothing more waits.
+    pub(super) is_all: bool,
+    /// Somebody waits until others have told that they took it in.
+    pub(super) echo: bool,
+    /// The last of what was asked.
+    pub(super) asked: u64,
+}
+
+impl Pending {
+    fn put(&mut self, key: Key, value: Value) {
+        self.changes.insert(key, Some(value));
+    }
+
+    fn remove(&mut self, key: Key) {
+        self.changes.insert(key, None);
+    }
+}
