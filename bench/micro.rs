@@ -24,7 +24,7 @@ use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, Port
 use mqtt_st_quic::metrics::Metrics;
 use mqtt_st_quic::replication::{Deliver, LaneReceiver, LocalBatch, MeshMessage, Port, Replication, ReplicationConfig};
 use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Ingress, RouteCache, Router, RouterLimits, Subscribe};
-use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, SessionExpiry, SubscriptionOptions};
+use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, SessionExpiry, SubscriptionOptions, Writes};
 use mqtt_st_quic::stp::{Bpdu, Input, Stp, StpConfig};
 use mqtt_st_quic::topic::{self, SubscriptionTrie};
 use rustix::time::{ClockId, clock_gettime};
@@ -308,7 +308,7 @@ fn replicate(criterion: &mut Criterion) {
         let mut batch = LocalBatch::new();
         let mut put = |replication: &Replication| {
             (0..BATCH).for_each(|_| batch.push(replication, black_box(&message)));
-            replication.publish(&mut batch, clock::now());
+            replication.publish(&mut batch, &mut Writes::default(), clock::now());
         };
         let alone = replication(CHILD);
         group.bench_function(format!("{name}: {BATCH} messages into the ring"), |bencher| bencher.iter(|| put(&alone)));

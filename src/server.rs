@@ -17,7 +17,7 @@ use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop};
 use crate::connection::{Logins, Meter, Rates, Terms};
-use crate::ids::{BrokerId, LogId};
+use crate::ids::{BrokerId, LogId, OriginLane};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
@@ -26,7 +26,7 @@ use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
-use crate::session::{Journal, OutboundLimits};
+use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::Registers;
 use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
@@ -171,9 +171,12 @@ impl Server {
             Registers::new(own, mesh.member_timeout, limits::REGISTER_FILTERS_MAX)
         });
         registers.iter().for_each(|registers| router.join_registers(Arc::clone(registers)));
-        let store = match (opened, journal) {
-            (Some(opened), Some(journal)) => Some(restore(&router, &policies, opened.start(journal)?)),
-            _ => None,
+        let (store, log) = match (opened, journal) {
+            (Some(opened), Some(journal)) => {
+                let (store, log) = restore(&router, &policies, opened.start(journal)?);
+                (Some(store), log)
+            }
+            _ => (None, RestoredLog::default()),
         };
         let bound: Vec<_> = config
             .listeners
@@ -183,8 +186,13 @@ impl Server {
             .collect::<Result<_, _>>()?;
         let mqtt = bound.iter().map(|bound| bound.address().clone()).collect();
         let doors = bound.iter().map(listener::Listener::door).collect();
-        let mesh = config.mesh.as_ref().zip(registers);
-        let mesh = mesh.map(|(mesh, registers)| start_mesh(config, mesh, credentials, &router, registers)).transpose()?;
+        let mesh = match config.mesh.as_ref().zip(registers) {
+            Some((mesh, registers)) => Some(start_mesh(config, mesh, credentials, &router, registers, log)?),
+            None => {
+                forget_log(&router, &log);
+                None
+            }
+        };
         let memory_limit = memory_limit(config);
         let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
@@ -400,7 +408,7 @@ fn take_over(listeners: &mut [Listener], new: &[Listener]) {
 }
 
 /// Takes in what was read, before the first client is served.
-fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Restored)) -> Store {
+fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Restored)) -> (Store, RestoredLog) {
     let now = clock::now();
     router.number_sessions_from(restored.last_session);
     router.restore_retained(restored.retained, restored.deleted, now);
@@ -409,7 +417,17 @@ fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Rest
     let mut batch = Batch::default();
     router.judge_anew(&mut batch, |access| policies.judge_restored(access), now);
     router.finish(&mut batch, now);
-    store
+    (store, restored.log)
+}
+
+/// A broker that is in no mesh any more needs nothing of what it knew of one.
+fn forget_log(router: &Router, log: &RestoredLog) {
+    let Some(journal) = router.journal() else { return };
+    for head in &log.heads {
+        journal.push(Change::LogGone(head.lane));
+    }
+    log.covers.iter().for_each(|(stream, _)| journal.forget_cover(*stream));
+    journal.kick();
 }
 
 fn replication_samples(replication: &Replication) -> Vec<Sample> {
@@ -455,21 +473,24 @@ fn start_mesh(
     credentials: Option<Credentials>,
     router: &Arc<Router>,
     registers: Arc<Registers>,
+    log: RestoredLog,
 ) -> Result<MeshHandle, StartError> {
     let credentials = credentials.map_or_else(|| Credentials::load(mesh), Ok)?;
-    let replication = Replication::new(
-        ReplicationConfig {
-            origin: BrokerId::derive(&mesh.name, &config.name),
-            log: LogId(rand::random()),
-            lanes_per_class: mesh.lanes,
-            ring_blocks: limits::RING_BLOCKS,
-            ring_bytes: mesh.replay_log_bytes,
-            ring_age: limits::RING_AGE_DEFAULT,
-            hop_max: mesh.hop_max,
-            message_bytes_max: limits::MQTT_REMAINING_LENGTH_MAX as usize,
-        },
-        clock::now(),
-    );
+    let terms = ReplicationConfig {
+        origin: BrokerId::derive(&mesh.name, &config.name),
+        log: LogId(rand::random()),
+        lanes_per_class: mesh.lanes,
+        ring_blocks: limits::RING_BLOCKS,
+        ring_bytes: mesh.replay_log_bytes,
+        ring_age: limits::RING_AGE_DEFAULT,
+        hop_max: mesh.hop_max,
+        message_bytes_max: limits::MQTT_REMAINING_LENGTH_MAX as usize,
+    };
+    let now = clock::now();
+    let replication = match router.journal() {
+        Some(journal) => Replication::durable(terms, journal, log, now),
+        None => Replication::new(terms, now),
+    };
     let deliver: DeliverFactory = {
         let router = Arc::clone(router);
         Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
@@ -486,6 +507,14 @@ struct Clocked(LinkDelivery);
 impl Deliver for Clocked {
     fn deliver(&mut self, message: &MeshMessage<'_>) {
         self.0.deliver(message, clock::now());
+    }
+
+    fn catch_up(&mut self, message: &MeshMessage<'_>) {
+        self.0.catch_up(message, clock::now());
+    }
+
+    fn covered(&mut self, stream: OriginLane, cover: u64) {
+        self.0.covered(stream, cover);
     }
 
     fn flush(&mut self) {

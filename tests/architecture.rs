@@ -37,7 +37,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("neighbours", Core, &["limits", "ids"]),
     ("frame", Core, &["limits", "ids", "codec", "stp"]),
     ("shared", Core, &["limits", "ids", "codec", "frame"]),
-    ("replication", Core, &["limits", "ids", "metrics", "codec", "frame"]),
+    ("replication", Core, &["limits", "ids", "metrics", "codec", "session", "frame"]),
     (
         "router",
         Core,

@@ -18,6 +18,7 @@ use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{LogId, TreeId};
 use crate::limits;
 use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
+use crate::session::Writes;
 use crate::shared::register::Key;
 use crate::shared::{BrokerRecord, LastChange, LinkRole, LinkState, Signature, SignedRecord};
 
@@ -153,7 +154,7 @@ impl Broker {
                 stamp: None,
             },
         );
-        self.replication.publish(&mut batch, clock::now());
+        self.replication.publish(&mut batch, &mut Writes::default(), clock::now());
     }
 
     fn received(&self) -> Vec<String> {
@@ -643,7 +644,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
                     };
                     batch.push(&publisher, &message);
                 }
-                publisher.publish(&mut batch, clock::now());
+                publisher.publish(&mut batch, &mut Writes::default(), clock::now());
                 // More than a hundred megabytes a second: more than the link carries, without taking its processor away.
                 std::thread::sleep(Duration::from_micros(300));
             }
@@ -725,7 +726,7 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
             &replication,
             &MeshMessage { topic: &topic, payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None },
         );
-        replication.publish(&mut batch, clock::now());
+        replication.publish(&mut batch, &mut Writes::default(), clock::now());
     }
     let received = || wedged.lanes.stats().udp_rx.bytes;
     until("all credit is used", || (received() > crate::limits::CREDIT_BYTES_MIN as u64).then_some(())).await;

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::Replication;
+use crate::codec::QoS;
 use crate::frame::lane::{MeshMessage, put_message};
 use crate::limits::{BLOCK_BYTES, BLOCK_MESSAGES_MAX};
 
@@ -24,7 +25,18 @@ pub(super) struct Builder {
     count: usize,
     /// Where in `body` the last message's topic is.
     topic: std::ops::Range<usize>,
-    pub(super) full: Vec<(Bytes, usize)>,
+    /// A message of QoS 2 is in it.
+    exactly_once: bool,
+    pub(super) full: Vec<Sealed>,
+}
+
+/// A block that has no ids yet.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    pub(super) body: Bytes,
+    pub(super) count: usize,
+    /// A message of QoS 2 is in it.
+    pub(super) exactly_once: bool,
 }
 
 impl LocalBatch {
@@ -66,6 +78,7 @@ impl Builder {
             self.topic = begin..begin + message.topic.len();
         }
         self.count += 1;
+        self.exactly_once |= message.qos == QoS::ExactlyOnce;
     }
 
     /// Makes a block of what is there. Copied: a block takes up what it holds, and the builder keeps its buffer.
@@ -73,8 +86,9 @@ impl Builder {
         if self.count == 0 {
             return;
         }
-        self.full.push((Bytes::copy_from_slice(&self.body), self.count));
-        self.count = 0;
+        let (body, count, exactly_once) = (Bytes::copy_from_slice(&self.body), self.count, self.exactly_once);
+        self.full.push(Sealed { body, count, exactly_once });
+        (self.count, self.exactly_once) = (0, false);
         self.body.clear();
         self.body.shrink_to(KEPT_BYTES_MAX);
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::own::Safe;
 use super::ring::Entry;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ids::{BrokerId, LogId, OriginLane};
@@ -24,6 +25,8 @@ pub(super) struct Stream {
     floor: AtomicU64,
     /// The cover that this broker joined at: what it never gets of the ids up to here is no loss to it.
     joined_at: AtomicU64,
+    /// Ids up to here were dealt with in an earlier life of this broker: they are passed on to whoever lacks them, and not delivered again.
+    dealt_with: u64,
     /// Local subscribers have been given something of it.
     delivered: AtomicBool,
     /// The origin-lane's lock: held from the check of the cover to the last local delivery, so that order holds whichever port a
@@ -35,7 +38,25 @@ impl Stream {
     /// An origin-lane known up to `cover`, of which the ring holds nothing yet.
     pub(super) fn new(id: OriginLane, cover: u64, now: Instant) -> Self {
         let (cover, floor, joined_at) = (AtomicU64::new(cover), AtomicU64::new(cover), AtomicU64::new(0));
-        Self { id, cover, floor, joined_at, delivered: AtomicBool::new(false), turn: Mutex::new(now) }
+        Self { id, cover, floor, joined_at, dealt_with: 0, delivered: AtomicBool::new(false), turn: Mutex::new(now) }
+    }
+
+    /// An origin-lane of which this broker, in an earlier life, dealt with the ids up to `dealt_with`. Its ring holds nothing of it.
+    pub(super) fn restored(id: OriginLane, dealt_with: u64, now: Instant) -> Self {
+        Self { dealt_with, delivered: AtomicBool::new(true), ..Self::new(id, 0, now) }
+    }
+
+    pub(super) fn id(&self) -> OriginLane {
+        self.id
+    }
+
+    pub(super) fn dealt_with(&self) -> u64 {
+        self.dealt_with
+    }
+
+    /// Likewise, of our own origin-lane: what an earlier life has trimmed.
+    pub(super) fn raise_floor(&self, floor: u64) {
+        self.floor.fetch_max(floor, Ordering::AcqRel);
     }
 
     pub(super) fn key(&self) -> StreamKey {
@@ -89,6 +110,8 @@ pub(super) struct Block {
     /// Milliseconds spent in other brokers.
     pub(super) age_ms: u64,
     pub(super) appended_at: Instant,
+    /// When others may see it.
+    pub(super) safe: Safe,
     pub(super) content: Content,
 }
 
@@ -122,6 +145,6 @@ impl Entry for Block {
     }
 
     fn retire(&self) {
-        self.stream.floor.fetch_max(self.last, Ordering::AcqRel);
+        self.stream.raise_floor(self.last);
     }
 }

@@ -10,15 +10,18 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::LaneError;
+use super::batch::Sealed;
 use super::block::{Block, Content, Stream, StreamKey};
 use super::counters::Counters;
 use super::gate::Gate;
+use super::own::{OwnLog, Safe};
 use super::ring::Ring;
-use super::sync::{AtomicBool, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
 use crate::ids::{LaneId, LogId, OriginLane};
 use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, STREAMS_PER_LANE_MAX};
+use crate::session::{Change, LogHead, Logged, Writes};
 
 /// Bits of a sequence that say which message of its block it is.
 const INDEX_BITS: u32 = BLOCK_MESSAGES_MAX.ilog2();
@@ -87,6 +90,15 @@ pub(super) struct Lane {
     /// Replaced when a port comes or goes, read by every publish.
     cursors: ArcSwap<Vec<Arc<Cursor>>>,
     started_at: Instant,
+    /// What is older was never owed to this broker; none: it is older than any clock tells.
+    born_at: Option<Instant>,
+    /// Our own log on disk, where there is one.
+    pub(super) log: Option<OwnLog>,
+    /// Where there is: held from a receiver's first append to the end of what it delivers, so that what is written down of the sessions and of the covers is
+    /// in one order. One thread reads all links: nobody waits for it.
+    pub(super) receiving: Mutex<()>,
+    /// This broker goes on in an old log: what was published while it was down is owed to its sessions.
+    resumed: bool,
     /// Lane readers that wait for other ports' cursors.
     pub(super) transit: Gate,
     /// It has taken over a neighbour's covers.
@@ -114,8 +126,39 @@ impl Lane {
             streams: RwLock::default(),
             cursors: ArcSwap::default(),
             started_at: now,
+            born_at: Some(now),
+            log: None,
+            receiving: Mutex::new(()),
+            resumed: false,
             transit: Gate::default(),
             settled: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on what local clients publish is written down in `log`.
+    pub(super) fn begin_log(&mut self, log: OwnLog) {
+        self.log = Some(log);
+    }
+
+    /// Likewise, in the log of an earlier life: `blocks` are what is left of it.
+    pub(super) fn resume_log(&mut self, log: OwnLog, head: &LogHead, blocks: Vec<Logged>, now: Instant) {
+        self.own.raise_floor(head.floor);
+        for Logged { first, last, published, body, .. } in blocks {
+            let age_ms = u64::try_from(now.saturating_duration_since(published).as_millis()).unwrap_or(u64::MAX);
+            let (stream, position) = (Arc::clone(&self.own), self.ring.claim());
+            let content = Content::Messages(body);
+            log.claimed(position);
+            self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content });
+        }
+        (self.log, self.born_at, self.resumed) = (Some(log), head.born, true);
+    }
+
+    /// Of an origin-lane of another broker the ids up to `cover` were dealt with in an earlier life. What was not is owed to this broker's sessions.
+    pub(super) fn restore_cover(&self, key: StreamKey, cover: u64, now: Instant) {
+        let mut streams = self.streams.write();
+        if key != self.own.key() && streams.len() < STREAMS_PER_LANE_MAX {
+            let id = OriginLane { origin: key.0, log: key.1, lane: self.id };
+            streams.insert(key, Arc::new(Stream::restored(id, cover, now)));
         }
     }
 
@@ -124,10 +167,20 @@ impl Lane {
         !self.settled.load(Ordering::Acquire) && now < self.started_at + NEWCOMER_TIME
     }
 
-    /// Whether what is `age_ms` old was published before this broker started: then it is owed to none of its subscribers. Brokers that
+    /// Whether what is `age_ms` old was published before this broker's log began: then it is owed to none of its subscribers. Brokers that
     /// are all new have everything of each other, whoever was first.
     pub(super) fn is_from_before(&self, age_ms: u64, now: Instant) -> bool {
-        !self.is_new(now) && u128::from(age_ms) > now.saturating_duration_since(self.started_at).as_millis()
+        !self.is_new(now) && self.born_at.is_some_and(|born_at| is_older(age_ms, born_at, now))
+    }
+
+    /// Whether what is `age_ms` old was published while this broker was down: then it is owed to the sessions that it had, and to no others.
+    pub(super) fn is_from_absence(&self, age_ms: u64, now: Instant) -> bool {
+        self.resumed && is_older(age_ms, self.started_at, now)
+    }
+
+    /// Whether a gap of `stream` up to `to` is no loss to this broker's subscribers.
+    pub(super) fn is_owed_nothing(&self, stream: &Stream, to: u64, now: Instant) -> bool {
+        to <= stream.joined_at().max(stream.dealt_with()) || (self.is_new(now) && !self.resumed)
     }
 
     /// Whether a live cursor lags by half the ring.
@@ -156,29 +209,41 @@ impl Lane {
 
     /// Appends a block of `count` messages that local clients published. Position and ids are one: two publishers never get their
     /// order and their numbers crossed. Nobody is woken yet.
-    pub(super) fn publish(&self, body: Bytes, count: usize, now: Instant) {
+    ///
+    /// Where the log is on disk, what is to be written of it goes to `writes`.
+    pub(super) fn publish(&self, sealed: Sealed, writes: &mut Writes, now: Instant) {
+        let Sealed { body, count, exactly_once } = sealed;
+        // Before the position is claimed: whoever follows waits for the block from then on.
+        let ticket = self.log.as_ref().filter(|_| exactly_once).map(|_| writes.ticket());
         let position = self.ring.claim();
         let first = position << INDEX_BITS;
         let last = first + (count as u64).saturating_sub(1);
-        let content = Content::Messages(body);
-        self.ring.publish(Block {
-            stream: Arc::clone(&self.own),
-            position,
-            first,
-            last,
-            hops: 0,
-            age_ms: 0,
-            appended_at: now,
-            content,
-        });
+        let mut safe = Safe::Now;
+        if let Some(log) = &self.log {
+            log.claimed(position);
+            safe = ticket.map_or_else(|| log.safe_at(position), Safe::With);
+            let (lane, body) = (self.id, body.clone());
+            writes.push(Change::Logged(Logged { lane, first, last, published: now, body }));
+        }
+        let (stream, content) = (Arc::clone(&self.own), Content::Messages(body));
+        self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms: 0, appended_at: now, safe, content });
+    }
+
+    /// A position of the ring was given out to a block of another broker, or to nothing.
+    fn claim(&self) -> u64 {
+        let position = self.ring.claim();
+        if let Some(log) = &self.log {
+            log.claimed(position);
+        }
+        position
     }
 
     /// Appends a block that came over a link. To be called under the origin-lane's lock, with its cover below the block's last id.
     pub(super) fn append(&self, arrived: &Arrived<'_>, now: Instant) {
         let Arrived { stream, first, last, hops, age_ms, body } = *arrived;
         let content = Content::Messages(Bytes::copy_from_slice(body));
-        let (stream, position) = (Arc::clone(stream), self.ring.claim());
-        self.ring.publish(Block { stream, position, first, last, hops, age_ms, appended_at: now, content });
+        let (stream, position, safe) = (Arc::clone(stream), self.claim(), Safe::Now);
+        self.ring.publish(Block { stream, position, first, last, hops, age_ms, appended_at: now, safe, content });
         arrived.stream.set_cover(last);
     }
 
@@ -186,8 +251,9 @@ impl Lane {
     /// Likewise under the lock.
     pub(super) fn skip_to(&self, stream: &Arc<Stream>, to: u64, now: Instant) {
         if self.reliable {
-            let (stream, position, content) = (Arc::clone(stream), self.ring.claim(), Content::Lost);
-            self.ring.publish(Block { stream, position, first: to, last: to, hops: 0, age_ms: 0, appended_at: now, content });
+            let (stream, position, safe) = (Arc::clone(stream), self.claim(), Safe::Now);
+            let content = Content::Lost;
+            self.ring.publish(Block { stream, position, first: to, last: to, hops: 0, age_ms: 0, appended_at: now, safe, content });
         }
         stream.set_cover(to);
     }
@@ -209,12 +275,22 @@ impl Lane {
             return Ok(stream);
         }
         let logs = (origin, LogId(0))..=(origin, LogId(u64::MAX));
+        let mut forgotten = Vec::new();
         if streams.range(logs.clone()).count() >= LOGS_PER_ORIGIN_MAX {
             // A broker that restarts more often than that is remembered all the same, up to the bound of the table.
-            forget_one(&mut streams, logs, now, silence);
+            forgotten.extend(forget_one(&mut streams, logs, now, silence));
         }
-        let is_full = streams.len() >= STREAMS_PER_LANE_MAX;
-        if is_full && !forget_one(&mut streams, .., now, silence) && !forget_excess(&mut streams) {
+        if streams.len() >= STREAMS_PER_LANE_MAX {
+            match forget_one(&mut streams, .., now, silence) {
+                Some(key) => forgotten.push(key),
+                None => forgotten.extend(forget_excess(&mut streams)),
+            }
+        }
+        if let Some(own) = self.log.as_ref().filter(|_| self.reliable) {
+            let name = |(origin, log)| OriginLane { origin, log, lane: self.id };
+            forgotten.into_iter().map(name).for_each(|stream| own.journal().forget_cover(stream));
+        }
+        if streams.len() >= STREAMS_PER_LANE_MAX {
             return Err(LaneError::TooManyOrigins);
         }
         let stream = Arc::new(Stream::new(OriginLane { origin, log, lane: self.id }, 0, now));
@@ -255,6 +331,11 @@ impl Lane {
         (now, silence): (Instant, Duration),
         counters: &Counters,
     ) -> Result<(), LaneError> {
+        if self.reliable && self.resumed {
+            // It goes on where it was: what it lacks is owed to it.
+            self.settled.store(true, Ordering::Release);
+            return Ok(());
+        }
         for Cover { origin, log, cover } in covers {
             let key = (origin, log);
             if key == self.own.key() || except(&key) {
@@ -277,30 +358,36 @@ impl Lane {
     }
 }
 
+/// Whether what is `age_ms` old at `now` is from before `moment`.
+fn is_older(age_ms: u64, moment: Instant, now: Instant) -> bool {
+    u128::from(age_ms) > now.saturating_duration_since(moment).as_millis()
+}
+
 /// Forgets the origin-lane of `among` that has been silent longest, if that is longer than `silence`, and nothing in the ring and no
-/// link speaks of it: what is forgotten could come again and would be new. False if there is none.
+/// link speaks of it: what is forgotten could come again and would be new. Says which.
 fn forget_one(
     streams: &mut BTreeMap<StreamKey, Arc<Stream>>,
     among: impl RangeBounds<StreamKey>,
     now: Instant,
     silence: Duration,
-) -> bool {
+) -> Option<StreamKey> {
     let silent = streams.range(among).filter(|(_, stream)| Arc::strong_count(stream) == 1);
     let oldest = silent.map(|(key, stream)| (*stream.turn.lock(), *key)).min_by_key(|(heard, _)| *heard);
     let gone = oldest.filter(|(heard, _)| now.saturating_duration_since(*heard) > silence);
-    gone.is_some_and(|(_, key)| streams.remove(&key).is_some())
+    gone.and_then(|(_, key)| streams.remove(&key).map(|_| key))
 }
 
 /// Forgets the oldest logs of the origin that has the most, down to its share: it harms itself at most, as what is forgotten could come
-/// again and would be new. False if nobody has more than a share.
-fn forget_excess(streams: &mut BTreeMap<StreamKey, Arc<Stream>>) -> bool {
+/// again and would be new. Says which; nothing if nobody has more than a share.
+fn forget_excess(streams: &mut BTreeMap<StreamKey, Arc<Stream>>) -> Vec<StreamKey> {
     let mut counts = BTreeMap::new();
     streams.keys().for_each(|(origin, _)| *counts.entry(*origin).or_insert(0_usize) += 1);
-    let Some((origin, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return false };
+    let Some((origin, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return Vec::new() };
     let excess = count.saturating_sub(LOGS_PER_ORIGIN_MAX);
     let logs = streams.range((origin, LogId(0))..=(origin, LogId(u64::MAX)));
     let mut logs: Vec<_> = logs.map(|(key, stream)| (*stream.turn.lock(), *key)).collect();
     logs.sort_unstable();
-    logs.iter().take(excess).for_each(|(_, key)| drop(streams.remove(key)));
-    excess > 0
+    let gone: Vec<_> = logs.into_iter().take(excess).map(|(_, key)| key).collect();
+    gone.iter().for_each(|key| drop(streams.remove(key)));
+    gone
 }

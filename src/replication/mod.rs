@@ -7,6 +7,10 @@
 //! brokers is consumed later ([`PortLane::poll_others`]). What makes this correct is one number an origin-lane, its **cover**: every id up to it is known here, so a block at or below it is
 //! dropped, and one above it is new. Trees, ports and links may change as they like.
 //!
+//! With a disk the broker's own log of QoS 1 and 2 outlives it ([`own`]), and so does how far it has come in the logs of others. A broker that was killed goes on
+//! in its log, gives its neighbours what they lack of it, takes theirs from the beginning, because somebody behind it may lack it, and delivers what its
+//! sessions have not had. Blocks of others are not written down: those who are alive have them.
+//!
 //! This module does not decide which ports carry data (`stp` does) and moves no bytes between brokers (`mesh` does); it knows no
 //! session (`router` gets messages through [`Deliver`]).
 //!
@@ -24,7 +28,9 @@
 //!
 //! Specification: `ARCHITECTURE.md`, "Replication".
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -36,6 +42,7 @@ mod block;
 mod counters;
 mod gate;
 mod lane;
+mod own;
 mod port;
 mod receiver;
 mod ring;
@@ -55,8 +62,10 @@ use crate::codec::{DecodeError, QoS};
 use crate::frame::FrameError;
 use crate::ids::{BrokerId, LaneId, LogId, OriginLane, PortId};
 use crate::limits::LANES_MAX;
+use crate::session::{Change, Journal, LogHead, Logged, RestoredLog, Writes};
 use gate::Gate;
 use lane::Lane;
+use own::OwnLog;
 use ring::Ring;
 
 /// Rings of QoS 0 only bridge what a link needs to breathe or the tree to re-form; they are this much smaller.
@@ -67,7 +76,7 @@ const QOS_0_SHARE: usize = 8;
 pub struct ReplicationConfig {
     /// This broker.
     pub origin: BrokerId,
-    /// Its log: random, new at every start.
+    /// Its log: random, new at every start. Of QoS 1 and 2 only where it does not go on in an old one.
     pub log: LogId,
     /// Lanes of each of the two QoS classes, 1 to [`LANES_MAX`]; the same in the whole mesh.
     pub lanes_per_class: u8,
@@ -83,10 +92,38 @@ pub struct ReplicationConfig {
     pub message_bytes_max: usize,
 }
 
+impl ReplicationConfig {
+    fn in_bounds(self) -> Self {
+        Self { lanes_per_class: self.lanes_per_class.clamp(1, LANES_MAX), ..self }
+    }
+
+    /// Numbers of the lanes of QoS 1 and 2.
+    fn reliable_lanes(&self) -> Range<u8> {
+        self.lanes_per_class..2 * self.lanes_per_class
+    }
+
+    /// An empty lane whose ring begins at position `first`.
+    fn lane(&self, lane: LaneId, log: LogId, first: u64, now: Instant) -> Lane {
+        let reliable = self.reliable_lanes().contains(&lane.0);
+        let class_bytes = if reliable { self.ring_bytes } else { self.ring_bytes / QOS_0_SHARE };
+        let ring = Ring::new(self.ring_blocks, class_bytes / usize::from(self.lanes_per_class), first);
+        Lane::new(OriginLane { origin: self.origin, log, lane }, reliable, ring, now)
+    }
+}
+
 /// Where what comes over links is delivered to local subscribers. One for each lane reader.
 pub trait Deliver {
     /// Takes one message; called under the origin-lane's lock, in order.
     fn deliver(&mut self, message: &MeshMessage<'_>);
+    /// Likewise one that was published while this broker was down: it is owed to the sessions that it had then, and to nobody else.
+    fn catch_up(&mut self, message: &MeshMessage<'_>) {
+        self.deliver(message);
+    }
+    /// Of `stream` everything up to `cover` has been delivered that is to be. Called once for many messages, before [`flush`](Self::flush), and only where the
+    /// broker's log is on disk. Who writes nothing down has nothing to do.
+    fn covered(&mut self, stream: OriginLane, cover: u64) {
+        let _ = (stream, cover);
+    }
     /// The batch is over: wake those who were given something.
     fn flush(&mut self);
 }
@@ -178,18 +215,65 @@ impl Replication {
     /// [`NEWCOMER_TIME`](crate::limits::NEWCOMER_TIME) is over.
     #[must_use]
     pub fn new(config: ReplicationConfig, now: Instant) -> Arc<Self> {
-        let per_class = config.lanes_per_class.clamp(1, LANES_MAX);
+        let config = config.in_bounds();
+        let lanes = (0..2 * config.lanes_per_class).map(|id| config.lane(LaneId(id), config.log, 1, now)).collect();
+        Self::of(config, lanes)
+    }
+
+    /// The same for a broker with a disk: of QoS 1 and 2 its log is written to `journal`, and goes on where `restored` ends, if that is the log of a broker with
+    /// as many lanes. What this broker knew of the logs of others it goes on from as well: see the module's page.
+    #[must_use]
+    pub fn durable(config: ReplicationConfig, journal: &Arc<Journal>, restored: RestoredLog, now: Instant) -> Arc<Self> {
+        let config = config.in_bounds();
+        let RestoredLog { heads, blocks, covers, positions_in_doubt } = restored;
+        let of_lanes = config.reliable_lanes();
+        let old = heads.first().map(|head| head.log).filter(|log| {
+            heads.iter().all(|head| head.log == *log) && heads.iter().map(|head| head.lane).eq(of_lanes.clone().map(LaneId))
+        });
+        if old.is_none() {
+            for head in &heads {
+                journal.push(Change::LogGone(head.lane));
+            }
+        }
+        let mut heads: BTreeMap<LaneId, LogHead> =
+            heads.into_iter().filter(|_| old.is_some()).map(|head| (head.lane, head)).collect();
+        let mut held: BTreeMap<LaneId, Vec<Logged>> = BTreeMap::new();
+        blocks.into_iter().for_each(|block| held.entry(block.lane).or_default().push(block));
         let lane = |id: u8| {
-            let own = OriginLane { origin: config.origin, log: config.log, lane: LaneId(id) };
-            let reliable = id >= per_class;
-            let class_bytes = if reliable { config.ring_bytes } else { config.ring_bytes / QOS_0_SHARE };
-            let ring = Ring::new(config.ring_blocks, class_bytes / usize::from(per_class));
-            Lane::new(own, reliable, ring, now)
+            let id = LaneId(id);
+            if !of_lanes.contains(&id.0) {
+                return config.lane(id, config.log, 1, now);
+            }
+            let Some(head) = heads.remove(&id) else {
+                let mut lane = config.lane(id, config.log, 1, now);
+                let head = LogHead { lane: id, log: config.log, born: Some(now), reserved: 1, floor: 0 };
+                lane.begin_log(OwnLog::new(journal, head));
+                return lane;
+            };
+            let head = LogHead { reserved: head.reserved.saturating_add(positions_in_doubt), ..head };
+            let mut lane = config.lane(id, head.log, head.reserved, now);
+            lane.resume_log(OwnLog::new(journal, head), &head, held.remove(&id).unwrap_or_default(), now);
+            lane
         };
-        let lanes = (0..2 * per_class).map(lane).collect();
+        let lanes: Box<[Lane]> = (0..2 * config.lanes_per_class).map(lane).collect();
+        for (stream, cover) in covers {
+            if let Some(lane) = lanes.get(stream.lane.index()).filter(|lane| lane.reliable) {
+                lane.restore_cover((stream.origin, stream.log), cover, now);
+            }
+        }
+        journal.kick();
+        Self::of(config, lanes)
+    }
+
+    fn of(config: ReplicationConfig, lanes: Box<[Lane]>) -> Arc<Self> {
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
-        let config = ReplicationConfig { lanes_per_class: per_class, ..config };
         Arc::new(Self { config, lanes, gate: Gate::default(), counters: Counters::default(), topic_hash })
+    }
+
+    /// Whether what local clients publish at QoS 1 and 2 is written down before it is acknowledged.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.log.is_some())
     }
 
     /// Lanes of both classes together.
@@ -214,14 +298,14 @@ impl Replication {
     }
 
     /// Moves the batch into the rings and wakes the lane writers that sleep, each once. Afterwards a QoS 1 or 2 message may be
-    /// acknowledged, unless the replication is [`lagging`](Self::lagging).
-    pub fn publish(&self, batch: &mut LocalBatch, now: Instant) {
+    /// acknowledged, unless the replication is [`lagging`](Self::lagging). What is to be safe before that goes to `writes`.
+    pub fn publish(&self, batch: &mut LocalBatch, writes: &mut Writes, now: Instant) {
         for (place, builder) in batch.builders() {
             builder.seal();
             let Some(lane) = self.lanes.get(place).filter(|_| !builder.full.is_empty()) else { continue };
-            for (body, count) in builder.full.drain(..) {
-                self.counters.messages_published.add(count as u64);
-                lane.publish(body, count, now);
+            for sealed in builder.full.drain(..) {
+                self.counters.messages_published.add(sealed.count as u64);
+                lane.publish(sealed, writes, now);
             }
             lane.wake();
         }
@@ -248,7 +332,12 @@ impl Replication {
     /// Forgets blocks that are too old. To be called once a second or so; what is sent obeys the age anyway.
     pub fn trim(&self, now: Instant) {
         let age_ms_max = self.ring_age_ms();
-        self.lanes.iter().for_each(|lane| lane.ring.trim_while(|block| block.age_ms(now) > age_ms_max));
+        for lane in &self.lanes {
+            lane.ring.trim_while(|block| block.age_ms(now) > age_ms_max);
+            if let Some(log) = &lane.log {
+                log.trimmed(lane.own.floor());
+            }
+        }
     }
 
     /// Bytes that all rings hold.

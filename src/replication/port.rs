@@ -16,6 +16,7 @@ use bytes::{Buf, Bytes};
 
 use super::block::{Block, Content, StreamKey};
 use super::lane::{Cursor, Lane};
+use super::own::Deferred;
 use super::ring::{Entry, Read};
 use super::sync::Mutex;
 use super::{LaneError, Replication};
@@ -117,6 +118,8 @@ struct Sender {
     /// Both are there with one number: the cursor runs.
     started: bool,
     far: HashMap<StreamKey, Far, ahash::RandomState>,
+    /// Blocks of our own that must be safe on disk first.
+    deferred: Deferred,
     /// Whom each alias means. At [`LANE_ALIASES_MAX`] the first is given away again.
     aliases: Vec<StreamKey>,
     alias_next: u16,
@@ -192,7 +195,8 @@ impl PortLane {
                 context.waker().wake_by_ref();
             } else {
                 self.cursor.sleeper.arm(context.waker());
-                if sender.started && !matches!(lane.ring.read(self.cursor.position()), Read::NotYet) {
+                let is_safe_now = lane.log.as_ref().is_some_and(|log| sender.deferred.poll(log, context).is_ready());
+                if sender.started && (is_safe_now || !matches!(lane.ring.read(self.cursor.position()), Read::NotYet)) {
                     self.cursor.sleeper.disarm();
                     continue;
                 }
@@ -339,6 +343,7 @@ impl PortLane {
 
     fn stop_locked(&self, sender: &mut Sender) {
         sender.started = false;
+        sender.deferred.clear();
         self.cursor.set_live(false);
     }
 
@@ -408,10 +413,16 @@ impl Sender {
         }
         let mut skipped = 0;
         while self.outgoing.len() < goal_bytes {
+            if let Some(block) = lane.log.as_ref().and_then(|log| self.deferred.next(log)) {
+                self.encode(port, lane, &block, now);
+                continue;
+            }
             match lane.ring.read(port.cursor.position()) {
                 Read::Block(block) => {
                     let before = self.outgoing.len();
-                    self.encode(port, lane, &block, now);
+                    if !lane.log.as_ref().is_some_and(|log| self.deferred.keeps(log, &lane.own, &block)) {
+                        self.encode(port, lane, &block, now);
+                    }
                     port.cursor.pass(block.bytes());
                     skipped += usize::from(before == self.outgoing.len());
                     if skipped > SKIPPED_BLOCKS_MAX {

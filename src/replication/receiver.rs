@@ -40,6 +40,8 @@ pub struct LaneReceiver {
     appended: bool,
     /// Something was delivered since the last flush.
     delivered: bool,
+    /// Where the broker's log is on disk: how far what came since the last flush goes.
+    covered: Vec<(Arc<Stream>, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ impl LaneReceiver {
             opening: None,
             appended: false,
             delivered: false,
+            covered: Vec::new(),
         }
     }
 
@@ -80,6 +83,7 @@ impl LaneReceiver {
     ) -> Result<(), LaneError> {
         let port_lane = Arc::clone(&self.port_lane);
         let Some(lane) = port_lane.lane() else { return Ok(()) };
+        let _receiving = lane.log.as_ref().map(|_| lane.receiving.lock());
         let done = if self.partial.is_empty() {
             let (used, done) = self.frames(lane, bytes, now, deliver, events);
             self.partial.extend_from_slice(bytes.get(used..).unwrap_or_default());
@@ -99,7 +103,9 @@ impl LaneReceiver {
         if std::mem::take(&mut self.appended) {
             lane.wake();
         }
-        if std::mem::take(&mut self.delivered) {
+        let is_due = std::mem::take(&mut self.delivered) || !self.covered.is_empty();
+        self.covered.drain(..).for_each(|(stream, cover)| deliver.covered(stream.id(), cover));
+        if is_due {
             deliver.flush();
         }
         done
@@ -215,7 +221,8 @@ impl LaneReceiver {
         now: Instant,
         deliver: &mut (impl Deliver + ?Sized),
     ) -> Result<(), LaneError> {
-        let counters = &self.port_lane.replication().counters;
+        let port_lane = Arc::clone(&self.port_lane);
+        let counters = &port_lane.replication().counters;
         // All of it is looked at before any of it is taken.
         let (last, count) = survey(block, lane.reliable)?;
         // Before the block is in the ring, where this port's cursor would come upon it.
@@ -241,12 +248,13 @@ impl LaneReceiver {
         if !is_from_before {
             stream.set_delivered();
         }
+        let is_from_absence = lane.is_from_absence(age_ms, now);
         for (sequence, mut message) in Messages::new(first, body).flatten() {
             if sequence <= cover {
                 continue;
             }
             new += 1;
-            if is_from_before {
+            if is_from_before || sequence <= stream.dealt_with() {
                 continue;
             }
             match message.expiry_seconds {
@@ -254,11 +262,15 @@ impl LaneReceiver {
                 expiry => {
                     // In range: less than the u32 it is taken from.
                     message.expiry_seconds = expiry.map(|seconds| seconds - (age_ms / 1_000) as u32);
-                    deliver.deliver(&message);
+                    match is_from_absence {
+                        true => deliver.catch_up(&message),
+                        false => deliver.deliver(&message),
+                    }
                     self.delivered = true;
                 }
             }
         }
+        self.covered(lane, stream, last);
         drop(heard);
         counters.messages_received.add(new);
         counters.messages_duplicate.add(count - new);
@@ -266,9 +278,21 @@ impl LaneReceiver {
         Ok(())
     }
 
+    /// Whatever is to be delivered of `stream` up to `cover` has been.
+    fn covered(&mut self, lane: &Lane, stream: &Arc<Stream>, cover: u64) {
+        if lane.log.is_none() {
+            return;
+        }
+        match self.covered.last_mut().filter(|(last, _)| Arc::ptr_eq(last, stream)) {
+            Some((_, known)) => *known = cover,
+            None => self.covered.push((Arc::clone(stream), cover)),
+        }
+    }
+
     fn gap(&mut self, lane: &Lane, stream: &Arc<Stream>, from: u64, to: u64, now: Instant) -> Result<(), LaneError> {
-        let counters = &self.port_lane.replication().counters;
-        self.port_lane.raise(stream.key(), to);
+        let port_lane = Arc::clone(&self.port_lane);
+        let counters = &port_lane.replication().counters;
+        port_lane.raise(stream.key(), to);
         if Arc::ptr_eq(stream, &lane.own) {
             return Ok(());
         }
@@ -282,10 +306,11 @@ impl LaneReceiver {
         }
         *heard = now;
         lane.skip_to(stream, to, now);
+        self.covered(lane, stream, to);
         drop(heard);
         self.appended = true;
         // A broker that is new to the mesh is owed nothing from before.
-        if to <= stream.joined_at() || lane.is_new(now) {
+        if lane.is_owed_nothing(stream, to, now) {
             counters.covers_adopted.add(1);
             return Ok(());
         }

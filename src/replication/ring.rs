@@ -12,7 +12,7 @@
 //!   as lost by then.
 //! - `appended_bytes` less `trimmed_bytes` are the bytes held: each block is added and taken off exactly once.
 //!
-//! Positions begin at 1, so that a sequence made of one is never 0.
+//! Positions begin at 1 or, in a log that goes on, above all that were used: a sequence made of one is never 0.
 
 use std::sync::Arc;
 
@@ -57,13 +57,13 @@ pub(super) struct Ring<T> {
 }
 
 impl<T: Entry> Ring<T> {
-    /// A ring of `slots` blocks and `bytes_max` bytes. The newest block stays, however large it is.
-    pub(super) fn new(slots: usize, bytes_max: usize) -> Self {
+    /// A ring of `slots` blocks and `bytes_max` bytes, whose positions begin at `first`. The newest block stays, however large it is.
+    pub(super) fn new(slots: usize, bytes_max: usize, first: u64) -> Self {
         Self {
             slots: (0..slots.max(1)).map(|_| Slot::default()).collect(),
             bytes_max: bytes_max as u64,
-            next: Apart(AtomicU64::new(1)),
-            tail: Apart(AtomicU64::new(1)),
+            next: Apart(AtomicU64::new(first)),
+            tail: Apart(AtomicU64::new(first)),
             appended_bytes: Apart::default(),
             trimmed_bytes: Apart::default(),
         }
@@ -217,7 +217,7 @@ mod tests {
 
     impl Fixture {
         fn new(slots: usize, bytes_max: usize) -> Self {
-            Self { ring: Ring::new(slots, bytes_max), retired: Arc::default() }
+            Self { ring: Ring::new(slots, bytes_max, 1), retired: Arc::default() }
         }
 
         fn block(&self, position: u64, bytes: usize) -> Numbered {

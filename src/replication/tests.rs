@@ -67,7 +67,7 @@ impl Broker {
         let payload = payload.as_bytes();
         let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds, properties: &[], stamp: None };
         self.batch.push(&self.replication, &message);
-        self.replication.publish(&mut self.batch, now);
+        self.replication.publish(&mut self.batch, &mut Writes::default(), now);
     }
 
     fn publish_all(&mut self, payloads: &[&str], now: Instant) {
@@ -550,7 +550,7 @@ fn a_large_message_has_a_block_of_its_own_and_travels_in_pieces() {
     (0..300).for_each(|_| batch.push(replication, &small));
     batch.push(replication, &MeshMessage { payload: large.as_bytes(), ..small });
     batch.push(replication, &MeshMessage { topic: "u", ..small });
-    replication.publish(batch, now);
+    replication.publish(batch, &mut Writes::default(), now);
     pair.flow_up(now).unwrap();
     let mut expected = vec!["x"; 302];
     let place = pair.parent.got().iter().position(|payload| payload.len() == 90_000).unwrap();

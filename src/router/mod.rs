@@ -66,6 +66,8 @@ pub struct Router {
     system: RetainedStore,
     deadlines: Deadlines,
     subscribers_made: AtomicU64,
+    /// Sessions with numbers up to this one were read from disk.
+    last_restored: AtomicU64,
     mesh: OnceLock<Arc<Replication>>,
     /// Where all brokers of the mesh tell each other what their clients want and whose sessions they have.
     registers: OnceLock<Arc<Registers>>,
@@ -91,6 +93,7 @@ impl Router {
             system: RetainedStore::default(),
             deadlines: Deadlines::default(),
             subscribers_made: AtomicU64::new(0),
+            last_restored: AtomicU64::new(0),
             mesh: OnceLock::new(),
             registers: OnceLock::new(),
             journal,

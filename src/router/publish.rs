@@ -11,7 +11,7 @@ use super::route::{Route, RouteCache, Target};
 use super::share::{Chooser, SharedTargets};
 use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
-use crate::ids::Stamp;
+use crate::ids::{OriginLane, Stamp};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage};
 use crate::session::{Delivery, Message, Outcome, Pumped, Subscriber, Variants, Writes, remaining_seconds};
@@ -25,6 +25,8 @@ pub enum Ingress<'a> {
     Will(&'a Subscriber),
     /// A link of the mesh; it is not sent back there. If it is retained, when it was published.
     Link(Option<Stamp>),
+    /// The same, for a message that was published while this broker was down: only sessions that it had then get it.
+    LinkAfterAbsence(Option<Stamp>),
     /// This broker itself, to its own clients: what is below `$SYS`.
     System,
 }
@@ -156,7 +158,7 @@ impl Router {
         let (publisher, writer) = match ingress {
             Ingress::Session(subscriber) => (Some(subscriber), Some(subscriber)),
             Ingress::Will(subscriber) => (None, Some(subscriber)),
-            Ingress::Link(_) | Ingress::System => (None, None),
+            Ingress::Link(_) | Ingress::LinkAfterAbsence(_) | Ingress::System => (None, None),
         };
         let route = self.route(routes, message.topic, publisher);
         if !route.may_publish {
@@ -168,7 +170,7 @@ impl Router {
         batch.variants.memory = memory;
         let mut stamp = None;
         if message.retain {
-            let own = if let Ingress::Link(own) = ingress { own } else { None };
+            let own = if let Ingress::Link(own) | Ingress::LinkAfterAbsence(own) = ingress { own } else { None };
             match self.retained_for(message.topic).stamp(own, now) {
                 // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
                 Ok(given) if !self.retain(batch, message, writer, given, now) => {
@@ -189,17 +191,23 @@ impl Router {
             self.metrics.refused_memory.add(1);
             return Routed::NoMemory;
         }
+        // None gets it who was not there when it was published; of QoS 0 is none to whom it is owed.
+        let is_late = matches!(ingress, Ingress::LinkAfterAbsence(_));
+        let is_owed = |target: &Target| target.qos != QoS::AtMostOnce && self.is_restored(target.subscriber.id);
         for target in &route.targets {
             if target.no_local && publisher.is_some_and(|publisher| publisher.id == target.subscriber.id) {
+                continue;
+            }
+            if is_late && !is_owed(target) {
                 continue;
             }
             let outcome = batch.deliver(target, message, now, true);
             batch.counts.add(outcome, message.payload.len());
         }
-        for group in &route.shared {
+        for group in route.shared.iter().filter(|group| !is_late || group.members.iter().any(is_owed)) {
             batch.deliver_to_one(group, message, now);
         }
-        if let (Some(mesh), true) = (self.mesh(), !matches!(ingress, Ingress::Link(_) | Ingress::System)) {
+        if let (Some(mesh), true) = (self.mesh(), matches!(ingress, Ingress::Session(_) | Ingress::Will(_))) {
             let message = MeshMessage {
                 topic: message.topic,
                 payload: message.payload,
@@ -243,7 +251,10 @@ impl Router {
             QoS::AtMostOnce => false,
             QoS::ExactlyOnce if is_taken => false,
             QoS::ExactlyOnce if is_durable => true,
-            QoS::AtLeastOnce | QoS::ExactlyOnce => retain || self.route(routes, topic, Some(publisher)).would_write(),
+            QoS::AtLeastOnce | QoS::ExactlyOnce => {
+                let is_logged = self.mesh().is_some_and(|mesh| mesh.is_durable());
+                retain || is_logged || self.route(routes, topic, Some(publisher)).would_write()
+            }
         };
         self.metrics.refused_store.add(u64::from(must_refuse));
         must_refuse
@@ -252,7 +263,7 @@ impl Router {
     /// Ends a batch: what it published goes to the lane rings, what it wrote to the journal, then the owners of touched outboxes are woken.
     pub fn finish(&self, batch: &mut Batch, now: Instant) {
         if let Some(mesh) = self.mesh() {
-            mesh.publish(&mut batch.mesh, now);
+            mesh.publish(&mut batch.mesh, &mut batch.writes, now);
         }
         if let Some(journal) = &self.journal {
             journal.append(&mut batch.writes);
@@ -367,10 +378,25 @@ impl LinkDelivery {
 
     /// Hands one message to the local subscribers. What a peer says below `$SYS` is not of this broker.
     pub fn deliver(&mut self, message: &MeshMessage<'_>, now: Instant) {
+        self.publish(message, Ingress::Link(message.stamp), now);
+    }
+
+    /// Hands one message that was published while this broker was down to those to whom it is owed.
+    pub fn catch_up(&mut self, message: &MeshMessage<'_>, now: Instant) {
+        self.publish(message, Ingress::LinkAfterAbsence(message.stamp), now);
+    }
+
+    /// What was handed on so far is all of `stream` up to `cover`.
+    pub fn covered(&mut self, stream: OriginLane, cover: u64) {
+        if self.router.journal.is_some() {
+            self.batch.writes.cover(stream, cover);
+        }
+    }
+
+    fn publish(&mut self, message: &MeshMessage<'_>, ingress: Ingress<'_>, now: Instant) {
         if is_system(message.topic) {
             return;
         }
-        let stamp = message.stamp;
         let message = Message {
             topic: message.topic,
             payload: message.payload,
@@ -379,7 +405,7 @@ impl LinkDelivery {
             expires_at: message.expiry_seconds.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
             properties: message.properties,
         };
-        self.router.publish(&mut self.batch, &mut self.routes, &message, Ingress::Link(stamp), now);
+        self.router.publish(&mut self.batch, &mut self.routes, &message, ingress, now);
     }
 
     /// Ends the batch.

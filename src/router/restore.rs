@@ -27,6 +27,12 @@ impl Router {
     /// New sessions get numbers above `last`.
     pub fn number_sessions_from(&self, last: SubscriberId) {
         self.subscribers_made.fetch_max(last.0.saturating_add(1), Ordering::Relaxed);
+        self.last_restored.store(last.0, Ordering::Relaxed);
+    }
+
+    /// Whether the session was there before this broker started.
+    pub(super) fn is_restored(&self, session: SubscriberId) -> bool {
+        session.0 <= self.last_restored.load(Ordering::Relaxed)
     }
 
     /// Takes in one session, which is away. Its expiry and its will's delay count from when it left, which is no later than `now`.

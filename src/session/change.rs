@@ -9,10 +9,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::logged::{LogHead, Logged};
 use super::message::{StoredMessage, Will};
 use super::subscriber::{SessionExpiry, SubscriberId, SubscriptionOptions};
 use crate::codec::{PacketId, QoS};
-use crate::ids::Stamp;
+use crate::ids::{LaneId, OriginLane, Stamp};
 
 /// The place of a message in its session: counts up with each that is kept for the client.
 pub type Order = u64;
@@ -85,10 +86,21 @@ pub enum Change {
     Retained(Arc<StoredMessage>, Option<Stamp>),
     /// A topic retains nothing any more. With a stamp: it was deleted then, which is to be remembered.
     Forgotten(Box<str>, Option<Stamp>),
+    /// The broker's own log in a lane has begun, or its head is another. Of one log heads come in their order.
+    Log(LogHead),
+    /// The lane's log is over, and all that it held.
+    LogGone(LaneId),
+    /// Local clients have published these. Comes after the log's head.
+    Logged(Logged),
+    /// Of an origin-lane of another broker all ids up to this one are dealt with: what the sessions got of them is in this list before it, or was in one
+    /// before. The highest counts.
+    Cover(OriginLane, u64),
+    /// Of an origin-lane nothing needs to be known any more.
+    CoverGone(OriginLane),
 }
 
 impl Change {
-    /// The session that it is about; none for what is retained.
+    /// The session that it is about; none for what is retained and for the mesh's logs.
     #[must_use]
     pub fn session(&self) -> Option<SubscriberId> {
         match self {
@@ -103,7 +115,13 @@ impl Change {
             | Self::Completed(session, _)
             | Self::Will(session, ..)
             | Self::WillGone(session, _) => Some(*session),
-            Self::Retained(..) | Self::Forgotten(..) => None,
+            Self::Retained(..)
+            | Self::Forgotten(..)
+            | Self::Log(_)
+            | Self::LogGone(_)
+            | Self::Logged(_)
+            | Self::Cover(..)
+            | Self::CoverGone(_) => None,
         }
     }
 }

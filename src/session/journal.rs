@@ -22,15 +22,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::change::{Change, Head, Order};
+use super::logged::LogHead;
 use super::subscriber::SubscriberId;
+use crate::ids::{LaneId, OriginLane};
 
 /// Size of the list at which it is shortened for the first time.
 const SHORTENED_FROM_BYTES: usize = 16 * 1024 * 1024;
 /// Size of the list from which on nobody should add to it.
 const BEHIND_BYTES: usize = 64 * 1024 * 1024;
+/// Covers that come alone wait so long for something that is acknowledged: nobody waits for them.
+const COVERS_INTERVAL: Duration = Duration::from_secs(1);
 /// What a change takes beside its message, topic or filter.
 const CHANGE_OVERHEAD_BYTES: usize = 256;
 
@@ -48,6 +52,7 @@ impl Default for Ticket {
 #[derive(Debug, Default)]
 pub struct Writes {
     changes: Vec<Change>,
+    covers: Vec<(OriginLane, u64)>,
     ticket: Option<Arc<Ticket>>,
     number: u64,
 }
@@ -56,6 +61,12 @@ impl Writes {
     /// Puts a change into the batch's list.
     pub fn push(&mut self, change: Change) {
         self.changes.push(change);
+    }
+
+    /// What the batch has given to sessions is all of an origin-lane up to `cover` that was not given before. Only the newest of each is written down, and
+    /// nobody waits for it.
+    pub fn cover(&mut self, stream: OriginLane, cover: u64) {
+        self.covers.push((stream, cover));
     }
 
     /// What will tell the number of this batch's list.
@@ -101,6 +112,8 @@ struct ReadMostly {
 #[derive(Debug, Default)]
 struct List {
     changes: Vec<Change>,
+    /// What speaks of the changes in the list and of those that were taken before.
+    covers: HashMap<OriginLane, u64, ahash::RandomState>,
     /// What they take, bytes.
     bytes: usize,
     /// Size at which it is shortened.
@@ -129,6 +142,9 @@ impl Journal {
     /// Adds all that a batch has written.
     pub fn append(&self, writes: &mut Writes) {
         if writes.changes.is_empty() {
+            if !writes.covers.is_empty() {
+                self.cover(&mut self.list.lock(), &mut writes.covers);
+            }
             return;
         }
         let count = writes.changes.len() as u64;
@@ -144,9 +160,34 @@ impl Journal {
             // Before the number is seen by anybody: see `awaited`.
             ticket.0.store(self.last.load(Ordering::Relaxed) + count, Ordering::Release);
         }
+        self.cover(&mut list, &mut writes.covers);
         let number = self.added(&mut list, count);
         drop(list);
         writes.wait_for(number);
+    }
+
+    /// With what they speak of in the list, or taken.
+    fn cover(&self, list: &mut List, covers: &mut Vec<(OriginLane, u64)>) {
+        if covers.is_empty() {
+            return;
+        }
+        if list.asleep && list.covers.is_empty() {
+            self.state.to_look.store(true, Ordering::Relaxed);
+        }
+        for (stream, cover) in covers.drain(..) {
+            let known = list.covers.entry(stream).or_default();
+            *known = cover.max(*known);
+        }
+    }
+
+    /// Of `stream` nothing needs to be known any more.
+    pub fn forget_cover(&self, stream: OriginLane) {
+        let mut list = self.list.lock();
+        list.covers.remove(&stream);
+        let change = Change::CoverGone(stream);
+        list.bytes += cost(&change, None);
+        list.changes.push(change);
+        self.added(&mut list, 1);
     }
 
     fn added(&self, list: &mut List, count: u64) -> u64 {
@@ -233,22 +274,30 @@ impl Journal {
     /// has been [stopped](Self::stop), and everything was taken.
     pub fn take(&self, into: &mut Vec<Change>, patience: Duration) -> Option<u64> {
         let mut list = self.list.lock();
-        if list.changes.is_empty() && !list.stopped && !patience.is_zero() {
-            list.asleep = true;
-            // Whether there was something or not is seen below.
-            let _ = self.work.wait_for(&mut list, patience);
-            list.asleep = false;
+        // Whether there was something or not is seen below.
+        if list.changes.is_empty() && list.covers.is_empty() && !list.stopped && !patience.is_zero() {
+            self.sleep(&mut list, patience);
+        }
+        if list.changes.is_empty() && !list.covers.is_empty() && !list.stopped && !patience.is_zero() {
+            self.sleep(&mut list, COVERS_INTERVAL);
         }
         while list.is_out {
             self.work.wait(&mut list);
         }
-        if list.changes.is_empty() && list.stopped {
+        if list.changes.is_empty() && list.covers.is_empty() && list.stopped {
             return None;
         }
         into.append(&mut list.changes);
+        into.extend(list.covers.drain().map(|(stream, cover)| Change::Cover(stream, cover)));
         (list.bytes, list.shorten_at) = (0, 0);
         self.state.behind.store(false, Ordering::Relaxed);
         Some(self.last.load(Ordering::Relaxed))
+    }
+
+    fn sleep(&self, list: &mut MutexGuard<'_, List>, patience: Duration) {
+        list.asleep = true;
+        let _ = self.work.wait_for(list, patience);
+        list.asleep = false;
     }
 
     /// For the store: everything up to `number` is safe.
@@ -304,6 +353,7 @@ fn cost(change: &Change, before: Option<&Change>) -> usize {
         },
         Change::Retained(message, _) => message.bytes(),
         Change::Will(_, _, will) => will.message.bytes(),
+        Change::Logged(block) => block.body.len(),
         Change::Subscribed(_, text, _) | Change::Unsubscribed(_, text) | Change::Forgotten(text, _) => text.len(),
         Change::Session(..)
         | Change::Ended(_)
@@ -311,7 +361,11 @@ fn cost(change: &Change, before: Option<&Change>) -> usize {
         | Change::Removed(..)
         | Change::Received(..)
         | Change::Completed(..)
-        | Change::WillGone(..) => 0,
+        | Change::WillGone(..)
+        | Change::Log(..)
+        | Change::LogGone(..)
+        | Change::Cover(..)
+        | Change::CoverGone(..) => 0,
     };
     CHANGE_OVERHEAD_BYTES + bytes
 }
@@ -355,7 +409,7 @@ impl Drop for Waiter {
 }
 
 /// Takes out of a long list what later changes in it have made void: messages that were placed and removed, heads, wills and retained messages that were
-/// replaced. What is left is bounded by what sessions and retained messages hold, and by what is on disk and has gone. A session's first head stays where
+/// replaced. What is left is bounded by what sessions and retained messages hold, and by what is on disk and has gone. A session's or log's first head stays where
 /// it is, for it may be the session's beginning, and says what the last one said.
 fn shorten(changes: &mut Vec<Change>) {
     let mut later = Later::default();
@@ -383,6 +437,8 @@ struct Later {
     wills: HashMap<SubscriberId, u64, ahash::RandomState>,
     wills_gone: HashMap<SubscriberId, u64, ahash::RandomState>,
     topics: Set<Box<str>>,
+    /// The last head of the own log in each lane.
+    logs: HashMap<LaneId, LogHead, ahash::RandomState>,
     /// Messages of which something is said later, and those of them that are removed.
     staged: Set<(SubscriberId, Order)>,
     removed: Set<(SubscriberId, Order)>,
@@ -432,15 +488,29 @@ impl Later {
                 }
                 !is_removed
             }
-            // Counted below.
-            Change::Received(..) | Change::Completed(..) => true,
+            Change::Log(head) => {
+                self.logs.entry(head.lane).or_insert(*head);
+                true
+            }
+            // Counted below; or bounded by what there is.
+            Change::Received(..)
+            | Change::Completed(..)
+            | Change::LogGone(_)
+            | Change::Logged(_)
+            | Change::Cover(..)
+            | Change::CoverGone(_) => true,
         }
     }
 
-    /// Takes out all heads of a session but the first, the removals of messages whose placing is void, and identifiers that were received and completed.
+    /// Takes out all heads of a session or log but the first, the removals of messages whose placing is void, and identifiers that were received and completed.
     fn cancel(&mut self, changes: &mut Vec<Change>) {
         changes.retain_mut(|change| match change {
             Change::Session(session, head) => self.heads.remove(session).is_some_and(|last| {
+                *head = last;
+                true
+            }),
+            // A log that is over was another broker's life: none of its heads is in the list.
+            Change::Log(head) => self.logs.remove(&head.lane).is_some_and(|last| {
                 *head = last;
                 true
             }),

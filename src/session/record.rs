@@ -75,6 +75,16 @@ pub enum Record<'a> {
     Stamped { topic: &'a str, message: u64, stamp: Stamp },
     /// A topic's retained message was deleted.
     Deleted { topic: &'a str, stamp: Stamp },
+    /// The broker's own log in one lane.
+    Log { lane: u8, log: u64, born_ms: Option<u64>, reserved: u64, floor: u64 },
+    /// That is gone, with all its blocks before this.
+    LogGone { lane: u8 },
+    /// A block of it.
+    Logged { lane: u8, first: u64, last: u64, published_ms: u64, body: &'a [u8] },
+    /// How far another broker's log is known.
+    Cover { lane: u8, origin: u64, log: u64, cover: u64 },
+    /// That is gone.
+    CoverGone { lane: u8, origin: u64, log: u64 },
 }
 
 /// What a message consists of, its expiry apart.
@@ -106,6 +116,11 @@ mod kind {
     pub(super) const WILL_GONE: u8 = 11;
     pub(super) const RETAINED: u8 = 12;
     pub(super) const FORGOTTEN: u8 = 13;
+    pub(super) const LOG: u8 = 14;
+    pub(super) const LOG_GONE: u8 = 15;
+    pub(super) const LOGGED: u8 = 16;
+    pub(super) const COVER: u8 = 17;
+    pub(super) const COVER_GONE: u8 = 18;
     pub(super) const STAMPED: u8 = 20;
     pub(super) const DELETED: u8 = 21;
 }
@@ -154,6 +169,11 @@ impl Record<'_> {
             Self::WillGone { .. } => kind::WILL_GONE,
             Self::Retained { .. } => kind::RETAINED,
             Self::Forgotten { .. } => kind::FORGOTTEN,
+            Self::Log { .. } => kind::LOG,
+            Self::LogGone { .. } => kind::LOG_GONE,
+            Self::Logged { .. } => kind::LOGGED,
+            Self::Cover { .. } => kind::COVER,
+            Self::CoverGone { .. } => kind::COVER_GONE,
             Self::Stamped { .. } => kind::STAMPED,
             Self::Deleted { .. } => kind::DELETED,
         }
@@ -227,6 +247,32 @@ impl Record<'_> {
                 put_bytes(out, topic.as_bytes());
             }
             Self::Forgotten { topic } => put_bytes(out, topic.as_bytes()),
+            Self::Log { lane, log, born_ms, reserved, floor } => {
+                out.push(*lane);
+                put_number(out, *log);
+                put_optional(out, *born_ms);
+                put_number(out, *reserved);
+                put_number(out, *floor);
+            }
+            Self::LogGone { lane } => out.push(*lane),
+            Self::Logged { lane, first, last, published_ms, body } => {
+                out.push(*lane);
+                put_number(out, *first);
+                put_number(out, *last);
+                put_number(out, *published_ms);
+                put_bytes(out, body);
+            }
+            Self::Cover { lane, origin, log, cover } => {
+                out.push(*lane);
+                put_number(out, *origin);
+                put_number(out, *log);
+                put_number(out, *cover);
+            }
+            Self::CoverGone { lane, origin, log } => {
+                out.push(*lane);
+                put_number(out, *origin);
+                put_number(out, *log);
+            }
             Self::Stamped { topic, message, stamp } => {
                 put_number(out, *message);
                 put_stamp(out, *stamp);
@@ -346,6 +392,17 @@ impl<'a> Reader<'a> {
                 Record::Retained { topic: self.text()?, message }
             }
             kind::FORGOTTEN => Record::Forgotten { topic: self.text()? },
+            kind::LOG => Record::Log {
+                lane: self.byte()?,
+                log: self.number()?,
+                born_ms: self.optional()?,
+                reserved: self.count()?,
+                floor: self.count()?,
+            },
+            kind::LOG_GONE => Record::LogGone { lane: self.byte()? },
+            kind::LOGGED => self.logged()?,
+            kind::COVER => Record::Cover { lane: self.byte()?, origin: self.number()?, log: self.number()?, cover: self.count()? },
+            kind::COVER_GONE => Record::CoverGone { lane: self.byte()?, origin: self.number()?, log: self.number()? },
             kind::STAMPED => {
                 let (message, stamp) = (self.number()?, self.stamp()?);
                 Record::Stamped { topic: self.text()?, message, stamp }
@@ -378,6 +435,14 @@ impl<'a> Reader<'a> {
         }
         let qos = qos(flags, RETAIN | 3 << STAGE_SHIFT)?;
         Ok(Record::Entry { session, order, message, qos, retain: flags & RETAIN != 0, stage, subscription_ids })
+    }
+
+    fn logged(&mut self) -> Result<Record<'a>, RecordError> {
+        let (lane, first, last) = (self.byte()?, self.count()?, self.count()?);
+        if last < first {
+            return Err(RecordError::Value(last));
+        }
+        Ok(Record::Logged { lane, first, last, published_ms: self.number()?, body: self.bytes()? })
     }
 
     fn content(&mut self) -> Result<Content<'a>, RecordError> {
@@ -504,6 +569,12 @@ mod tests {
             Record::WillGone { session: 9 },
             Record::Retained { topic: "t", message: 3 },
             Record::Forgotten { topic: "t" },
+            Record::Log { lane: 7, log: u64::MAX, born_ms: Some(1_800_000_000_000), reserved: 1 << 50, floor: 0 },
+            Record::Log { lane: 0, log: 0, born_ms: None, reserved: 1, floor: 1 << 60 },
+            Record::LogGone { lane: 4 },
+            Record::Logged { lane: 4, first: 256, last: 511, published_ms: 1_800_000_000_000, body: &[7; 200] },
+            Record::Cover { lane: 4, origin: u64::MAX, log: 5, cover: 1 << 60 },
+            Record::CoverGone { lane: 4, origin: 3, log: 2 },
             Record::Stamped { topic: "t", message: 3, stamp: Stamp { time: u64::MAX, origin: BrokerId(1) } },
             Record::Deleted { topic: "t", stamp: Stamp { time: 1, origin: BrokerId(u64::MAX) } },
         ]
@@ -546,6 +617,7 @@ mod tests {
             (&[kind::ENTRY, 4, 1, 1, 1, 0x18], RecordError::Value(3)),
             (&[kind::SUBSCRIBED, 4, 1, 0x10, 0, 0], RecordError::Value(0x10)),
             (&[kind::SESSION, 9, 1, 0, 0, 0x81, 0x80, 0x80, 0x80, 0x10, 0], RecordError::Value(1 << 32)),
+            (&[kind::LOGGED, 5, 4, 3, 2, 0, 0], RecordError::Value(2)),
             (&[kind::WILL, 10, 1, 0x80, 0x80, 0x80, 0x80, 0x10, 0, 0, 0, 0], RecordError::Value(1 << 32)),
         ] {
             assert_eq!(decode(&mut &*bytes), Err(error), "{bytes:?}");

@@ -27,6 +27,12 @@ impl Clocks {
         u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// A moment before now that was written down; none if it is not before now, or longer ago than the monotonic clock can name.
+    pub(super) fn past(&self, unix_ms: u64) -> Option<Instant> {
+        let ago = self.unix.checked_sub(Duration::from_millis(unix_ms))?;
+        self.now.checked_sub(ago)
+    }
+
     /// The moment that was written down. One that the monotonic clock cannot name is now.
     pub(super) fn instant(&self, unix_ms: u64) -> Instant {
         let at = Duration::from_millis(unix_ms);
@@ -53,5 +59,7 @@ mod tests {
             assert_eq!((clocks.unix_ms(moment), clocks.instant(unix_ms)), (unix_ms, moment));
         }
         assert!(clocks.instant(u64::MAX) > clocks.now);
+        let second_ago = clocks.now - Duration::from_secs(1);
+        assert_eq!([1_799_999_999_000, 1_800_000_000_001].map(|at| clocks.past(at)), [Some(second_ago), None]);
     }
 }

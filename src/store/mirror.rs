@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::clocks::Clocks;
+use super::replay::{Replay, ReplayKey, Said};
 use crate::codec::{PacketId, QoS};
 use crate::ids::Stamp;
 use crate::session::record::{Content, Record};
@@ -42,9 +43,27 @@ pub(super) trait Sink {
 
 /// Where the newest record of something stands, and whether that is what there is.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+pub(super) struct Slot {
     at: Segment,
-    is_dirty: bool,
+    pub(super) is_dirty: bool,
+}
+
+impl Slot {
+    /// Of something new or changed: what was read from segment `at` is there, all else is dirty and is named, once.
+    pub(super) fn changed(self, at: Segment, name: impl FnOnce()) -> Self {
+        if at > 0 {
+            return Self { at, is_dirty: false };
+        }
+        if !self.is_dirty {
+            name();
+        }
+        Self { is_dirty: true, ..self }
+    }
+
+    /// Whether a record of it may be read.
+    pub(super) fn stands(self) -> bool {
+        self.at > 0
+    }
 }
 
 /// Names one thing that has a record.
@@ -58,6 +77,8 @@ pub(super) enum Key {
     Retained(Box<str>),
     /// By its address; it lives as long as something refers to it.
     Message(usize),
+    /// Of the mesh's logs.
+    Replay(ReplayKey),
 }
 
 #[derive(Debug)]
@@ -130,6 +151,7 @@ pub(super) struct Mirror {
     sessions: Map<SubscriberId, Session>,
     retained: Map<Box<str>, LastWrite>,
     messages: Map<usize, Shared>,
+    replay: Replay,
     /// Number of the last message.
     last_message: u64,
     dirty: Vec<Key>,
@@ -190,7 +212,23 @@ impl Mirror {
             Change::Retained(message, stamp) => self.retain(message, stamp, 0),
             Change::Forgotten(topic, Some(stamp)) => self.delete(topic, stamp, 0),
             Change::Forgotten(topic, None) => self.forget(&topic),
+            Change::Log(head) => self.replay(|replay, said| replay.set_head(head, 0, said)),
+            Change::LogGone(lane) => self.replay(|replay, said| replay.end(lane, said)),
+            Change::Logged(block) => self.replay(|replay, said| replay.log(block, 0, said)),
+            Change::Cover(stream, cover) => self.replay(|replay, said| replay.cover(stream, cover, 0, said)),
+            Change::CoverGone(stream) => self.replay(|replay, said| replay.uncover(stream, said)),
         }
+    }
+
+    /// Changes something of the mesh's logs, and takes down what is dirty and gone by that.
+    pub(super) fn replay(&mut self, change: impl FnOnce(&mut Replay, &mut Said<'_>)) {
+        let Self { replay, dirty, gone, .. } = self;
+        let mut said = Said { dirty: &mut |key| dirty.push(Key::Replay(key)), gone: &mut |key| gone.push(Key::Replay(key)) };
+        change(replay, &mut said);
+    }
+
+    pub(super) fn replayed(&self) -> &Replay {
+        &self.replay
     }
 
     fn slot_of(&self, key: &Key) -> Option<Slot> {
@@ -202,18 +240,13 @@ impl Mirror {
             Key::Will(number) => self.sessions.get(number)?.will.as_ref().map(|waiting| waiting.slot),
             Key::Retained(topic) => self.retained.get(topic).map(|last| last.slot),
             Key::Message(address) => self.messages.get(address).map(|shared| shared.slot),
+            Key::Replay(key) => self.replay.slot(key),
         }
     }
 
     /// The slot of something new or changed: what was read from a segment is there, all else is dirty.
     fn slot(dirty: &mut Vec<Key>, before: Slot, at: Segment, key: impl FnOnce() -> Key) -> Slot {
-        if at > 0 {
-            return Slot { at, is_dirty: false };
-        }
-        if !before.is_dirty {
-            dirty.push(key());
-        }
-        Slot { is_dirty: true, ..before }
+        before.changed(at, || dirty.push(key()))
     }
 
     pub(super) fn set_session(&mut self, number: SubscriberId, head: Head, at: Segment) {
@@ -477,6 +510,7 @@ impl Mirror {
             Key::Received(session, id) => Record::Completed { session: session.0, id: *id },
             Key::Will(session) => Record::WillGone { session: session.0 },
             Key::Retained(topic) => Record::Forgotten { topic },
+            Key::Replay(key) => return Replay::write_gone(sink, key),
             // Never said: see `release`.
             Key::Message(_) => return Ok(()),
         })
@@ -532,6 +566,7 @@ impl Mirror {
                 _ => Ok(()),
             },
             Key::Message(address) => self.write_message(sink, *address, clocks, written).map(drop),
+            Key::Replay(key) => self.replay.write(sink, key, clocks),
         }
     }
 
@@ -615,6 +650,7 @@ impl Mirror {
             Key::Will(number) => self.sessions.get_mut(number)?.will.as_mut().map(|waiting| &mut waiting.slot),
             Key::Retained(topic) => self.retained.get_mut(topic).map(|last| &mut last.slot),
             Key::Message(address) => self.messages.get_mut(address).map(|shared| &mut shared.slot),
+            Key::Replay(key) => self.replay.slot_mut(key),
         }
     }
 }
@@ -650,6 +686,7 @@ impl Mirror {
         for (address, shared) in &self.messages {
             look(&shared.slot, &|| Key::Message(*address));
         }
+        self.replay.for_each(|slot, key| look(slot, &|| Key::Replay(key)));
         found
     }
 
@@ -663,6 +700,7 @@ impl Mirror {
         let bytes = match &key {
             Key::Message(address) => self.messages.get(address).map_or(0, |shared| shared.message.bytes() as u64),
             Key::Retained(text) | Key::Subscription(_, text) => text.len() as u64,
+            Key::Replay(key) => self.replay.bytes_of(key),
             _ => 0,
         };
         self.dirty.push(key);
@@ -671,7 +709,8 @@ impl Mirror {
 
     /// What all that is known would take if it were written anew, bytes, roughly.
     pub(super) fn live_bytes(&self) -> u64 {
-        let mut records = self.sessions.len() + self.retained.len() + self.messages.len();
+        let (replayed, replayed_bytes) = self.replay.size();
+        let mut records = self.sessions.len() + self.retained.len() + self.messages.len() + replayed;
         let mut bytes = self.messages.values().map(|shared| shared.message.bytes()).sum::<usize>();
         bytes += self.retained.keys().map(|topic| topic.len()).sum::<usize>();
         for session in self.sessions.values() {
@@ -679,7 +718,7 @@ impl Mirror {
             bytes += session.head.client_id.len() + session.subscriptions.keys().map(|filter| filter.len()).sum::<usize>();
             bytes += session.will.as_ref().map_or(0, |waiting| waiting.will.message.bytes());
         }
-        bytes as u64 + records as u64 * RECORD_OVERHEAD_BYTES
+        bytes as u64 + replayed_bytes + records as u64 * RECORD_OVERHEAD_BYTES
     }
 }
 

@@ -7,6 +7,7 @@
 //! | file | duty |
 //! |---|---|
 //! | `mirror` | what the disk is to hold, and what of it is not there yet |
+//! | `replay` | the part of it that the mesh's logs are |
 //! | `log` | segments, frames, commits |
 //! | `medium` | files, as the log needs them |
 //! | `recover` | what a start reads |
@@ -22,6 +23,7 @@ mod log;
 mod medium;
 mod mirror;
 mod recover;
+mod replay;
 #[cfg(test)]
 mod tests;
 
@@ -155,7 +157,8 @@ impl Opened {
                 Ok(()) => {}
             }
         }
-        let (mirror, restored, lost) = reading.finish();
+        let (mirror, mut restored, lost) = reading.finish();
+        restored.log.positions_in_doubt = positions_in_doubt(sync, &damaged);
         tell(&restored, &lost, &present, started);
         let log = Log::new(Box::new(Directory(dir)), sync, present, damaged, format!("damaged-{}-", date(&clocks)));
         let writer = Writer { lock: Some(lock), ..Writer::new(mirror, log, sync, started) };
@@ -208,6 +211,18 @@ fn read_segments(dir: &Path, reading: &mut Reading) -> Result<(BTreeMap<Segment,
         present.insert(segment, Present { name, bytes: bytes.len() as u64 });
     }
     Ok((present, damaged))
+}
+
+/// What was written last of the positions in the mesh's logs may be lost: where the disk is damaged, and, should the machine have gone down, where nobody waited
+/// for it. No position may be used twice, and there are 2^56: so those are left out that could have been used.
+fn positions_in_doubt(sync: SyncMode, damaged: &BTreeSet<Segment>) -> u64 {
+    match sync {
+        // More than all reservations that fit into a segment.
+        _ if !damaged.is_empty() => 1 << 40,
+        SyncMode::Batch => 0,
+        // More than are used between two writes of the system.
+        SyncMode::Interval | SyncMode::Os => 1 << 32,
+    }
 }
 
 fn tell(restored: &Restored, lost: &Lost, present: &BTreeMap<Segment, Present>, started: Instant) {

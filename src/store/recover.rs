@@ -13,11 +13,11 @@ use super::clocks::Clocks;
 use super::log::{ENDS, FRAME_HEAD_BYTES, HEADER, checksum};
 use super::mirror::{Key, Mirror, RestoredEntry, Segment};
 use crate::codec::{PacketId, QoS};
-use crate::ids::Stamp;
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane, Stamp};
 use crate::session::record::{self, Content, Record};
 use crate::session::{
-    Entry, Head, Order, RESTORED_EPOCH, RestoredSession, SessionExpiry, Stage, StoredMessage, SubscriberId, SubscriptionOptions,
-    Will,
+    Entry, Head, LogHead, Logged, Order, RESTORED_EPOCH, RestoredLog, RestoredSession, SessionExpiry, Stage, StoredMessage,
+    SubscriberId, SubscriptionOptions, Will,
 };
 
 type Map<K, V> = HashMap<K, V, ahash::RandomState>;
@@ -29,6 +29,9 @@ pub(super) struct Reading {
     sessions: Map<u64, ReadSession>,
     messages: Map<u64, (Arc<StoredMessage>, Segment)>,
     retained: Map<Box<str>, ReadWrite>,
+    logs: BTreeMap<LaneId, (LogHead, Segment)>,
+    blocks: BTreeMap<(LaneId, u64), (Logged, Segment)>,
+    covers: Map<OriginLane, (u64, Segment)>,
     last_session: u64,
     last_message: u64,
 }
@@ -129,6 +132,9 @@ impl Reading {
             sessions: Map::default(),
             messages: Map::default(),
             retained: Map::default(),
+            logs: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            covers: Map::default(),
             last_session: 0,
             last_message: 0,
         }
@@ -254,6 +260,25 @@ impl Reading {
             Record::Forgotten { topic } => {
                 self.retained.remove(topic);
             }
+            Record::Log { lane, log, born_ms, reserved, floor } => {
+                let (lane, born) = (LaneId(lane), born_ms.and_then(|born_ms| self.clocks.past(born_ms)));
+                self.logs.insert(lane, (LogHead { lane, log: LogId(log), born, reserved, floor }, at));
+            }
+            Record::LogGone { lane } => {
+                self.logs.remove(&LaneId(lane));
+                self.blocks.retain(|(of, _), _| of.0 != lane);
+            }
+            Record::Logged { lane, first, last, published_ms, body } => {
+                let (lane, published) = (LaneId(lane), self.clocks.instant(published_ms).min(self.clocks.now));
+                let block = Logged { lane, first, last, published, body: Bytes::copy_from_slice(body) };
+                self.blocks.insert((lane, first), (block, at));
+            }
+            Record::Cover { lane, origin, log, cover } => {
+                self.covers.insert(OriginLane { origin: BrokerId(origin), log: LogId(log), lane: LaneId(lane) }, (cover, at));
+            }
+            Record::CoverGone { lane, origin, log } => {
+                self.covers.remove(&OriginLane { origin: BrokerId(origin), log: LogId(log), lane: LaneId(lane) });
+            }
         }
     }
 }
@@ -292,12 +317,14 @@ pub struct Restored {
     pub deleted: Vec<(Box<str>, Stamp)>,
     /// The highest number that a session has had.
     pub last_session: SubscriberId,
+    /// What the mesh's replication goes on from.
+    pub log: RestoredLog,
 }
 
 impl Reading {
     /// All segments were read.
     pub(super) fn finish(self) -> (Mirror, Restored, Lost) {
-        let Self { clocks, sessions, messages, retained, last_session, last_message } = self;
+        let Self { clocks, sessions, messages, retained, logs, blocks, covers, last_session, last_message } = self;
         let now = clocks.now;
         let (mut mirror, mut lost) = (Mirror::default(), Lost::default());
         mirror.number_messages_from(last_message);
@@ -342,11 +369,17 @@ impl Reading {
             }
         }
         mirror.drop_unreferenced();
+        mirror.replay(|replay, said| {
+            logs.into_values().for_each(|(head, at)| replay.set_head(head, at, said));
+            blocks.into_values().for_each(|(block, at)| replay.log(block, at, said));
+            covers.into_iter().for_each(|(stream, (cover, at))| replay.cover(stream, cover, at, said));
+        });
         let restored = Restored {
             sessions: restored_sessions(&mirror),
             retained: mirror.retained().map(|(message, stamp)| (Arc::clone(message), stamp)).collect(),
             deleted: mirror.deleted().map(|(topic, stamp)| (topic.into(), stamp)).collect(),
             last_session: SubscriberId(last_session),
+            log: restored_log(&mirror),
         };
         (mirror, restored, lost)
     }
@@ -394,6 +427,16 @@ impl ReadSession {
             let subscription_ids = (!subscription_ids.is_empty()).then(|| Arc::from(subscription_ids));
             mirror.restore_entry(number, order, RestoredEntry { message, qos, retain, stage, subscription_ids }, at);
         }
+    }
+}
+
+fn restored_log(mirror: &Mirror) -> RestoredLog {
+    let replay = mirror.replayed();
+    RestoredLog {
+        heads: replay.heads().copied().collect(),
+        blocks: replay.blocks().cloned().collect(),
+        covers: replay.covers().collect(),
+        positions_in_doubt: 0,
     }
 }
 

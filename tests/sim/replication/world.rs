@@ -13,6 +13,7 @@ use bytes::Bytes;
 use mqtt_st_quic::codec::QoS;
 use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenNumber, PortId, RootClaim};
 use mqtt_st_quic::replication::{Deliver, LaneEvent, LaneReceiver, LocalBatch, MeshMessage, Port, Replication, ReplicationConfig};
+use mqtt_st_quic::session::Writes;
 use mqtt_st_quic::stp::{Bpdu, Input, Output, Stp, StpConfig};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -480,7 +481,7 @@ impl World {
             life.batch.push(&life.replication, &message);
             self.published.push(Published { broker, incarnation: life.incarnation, topic, qos, at: now });
         }
-        life.replication.publish(&mut life.batch, now);
+        life.replication.publish(&mut life.batch, &mut Writes::default(), now);
     }
 
     /// Every publisher's messages of one topic and QoS class came in order.
