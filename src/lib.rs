@@ -28,6 +28,7 @@
 //! | [`neighbours`] | whom to be linked with | core |
 //! | [`frame`] | the mesh's wire format | core |
 //! | [`shared`] | what every broker knows of every other: broker records, the topology document, registers | core |
+//! | [`interest`] | what other brokers want, and who of them is behind which tree port | core |
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
 //! | `memory` | watches how much memory is taken | shell |
 //! | `resources` | what the system lets this process have: descriptors, memory | shell |
@@ -49,6 +50,7 @@ pub mod config;
 pub mod frame;
 pub mod healing;
 pub mod ids;
+pub mod interest;
 pub mod limits;
 pub mod link;
 pub mod log_rate;

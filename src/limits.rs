@@ -191,6 +191,22 @@ pub const STREAMS_PER_LANE_MAX: usize = BROKERS_MAX * LOGS_PER_ORIGIN_MAX;
 pub const SHARE_BLOCK_BYTES: usize = 2 * 1024;
 /// Aliases that one lane stream gives out before it gives the first one to another origin.
 pub const LANE_ALIASES_MAX: u16 = 1_024;
+/// Messages that one frame asks for.
+pub const PULLED_PER_FRAME_MAX: usize = 512;
+/// What is asked for is asked for again after this.
+pub const PULL_REPEAT: Duration = Duration::from_secs(1);
+/// Default for how long subscribers wait for what was asked for.
+pub const PULL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+/// Messages that neighbours may have asked for on one lane, and this broker could not give them; what is beyond is asked again.
+pub const QUESTIONS_MAX: usize = 16 * 1024;
+/// A neighbour's question is forgotten unless it is repeated within this.
+pub const QUESTION_LIFE: Duration = Duration::from_secs(5);
+/// Answers that wait for one lane of a link; what is beyond is asked again.
+pub const ANSWERS_MAX: usize = 16 * 1024;
+/// Bytes of answers that wait there and are not in the ring.
+pub const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Bytes that may wait in front of a question on a lane; what is beyond is asked later.
+pub const PULL_BACKLOG_BYTES_MAX: usize = 1024 * 1024;
 /// A broker that has met only brokers as new as itself, or none, for this long is no longer new to the mesh.
 /// Longer than it may take to reach a neighbour that is up: see `mesh::connect`.
 pub const NEWCOMER_TIME: Duration = Duration::from_secs(15);

@@ -15,9 +15,10 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop};
+use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplicationMode};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId, OriginLane};
+use crate::interest::{Interest, Mode, Rules};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
@@ -27,7 +28,7 @@ use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
-use crate::shared::register::Registers;
+use crate::shared::register::{Follow, Registers};
 use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
@@ -444,6 +445,11 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
         blocks_aged,
         blocks_closed,
         messages_expired,
+        stubs_sent,
+        messages_left_out,
+        pulls_sent,
+        payloads_received,
+        payloads_lost,
         covers_adopted,
     } = replication.counters();
     let counters = [
@@ -459,11 +465,21 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
         ("mesh_blocks_aged", "Blocks that were too old to be sent", blocks_aged),
         ("mesh_blocks_closed", "Blocks dropped between a CLOSE and the next OPEN", blocks_closed),
         ("mesh_messages_expired", "Messages that expired on their way", messages_expired),
+        ("mesh_stubs_sent", "Stubs sent in place of QoS 1 and 2 messages that nobody in that direction wants", stubs_sent),
+        ("mesh_messages_left_out", "QoS 0 messages not sent where nobody in that direction wants them", messages_left_out),
+        ("mesh_pulls_sent", "Messages asked for of neighbours, where only a stub had come", pulls_sent),
+        ("mesh_payloads_received", "Messages that came because they were asked for", payloads_received),
+        ("mesh_payloads_lost", "QoS 1 and 2 messages that were asked for and that nobody had", payloads_lost),
         ("mesh_covers_adopted", "Covers taken over from a neighbour when this broker was new", covers_adopted),
     ];
     let mut samples: Vec<Sample> =
         counters.into_iter().map(|(name, help, counter)| Sample::counter(name, help, counter.value())).collect();
     samples.push(Sample::gauge("mesh_ring_bytes", "Bytes in the lane rings", replication.ring_bytes() as f64));
+    let interest = replication.interest();
+    let (members, known) = interest.members();
+    samples.push(Sample::gauge("mesh_interest_members", "Other members of the mesh", members as f64));
+    samples.push(Sample::gauge("mesh_interest_unknown", "Those of which it is not known what they want", (members - known) as f64));
+    samples.push(Sample::gauge("mesh_interest_filters", "Topic filters of other members", interest.filters() as f64));
     samples
 }
 
@@ -476,8 +492,12 @@ fn start_mesh(
     log: RestoredLog,
 ) -> Result<MeshHandle, StartError> {
     let credentials = credentials.map_or_else(|| Credentials::load(mesh), Ok)?;
+    let own = BrokerId::derive(&mesh.name, &config.name);
+    let topics = mesh.topics.iter().map(|one| (one.filter.as_str().into(), mode(one.replication)));
+    let interest = Arc::new(Interest::new(own, Rules::new(mode(mesh.replication), topics)));
+    registers.follow(Arc::clone(&interest) as Arc<dyn Follow>);
     let terms = ReplicationConfig {
-        origin: BrokerId::derive(&mesh.name, &config.name),
+        origin: own,
         log: LogId(rand::random()),
         lanes_per_class: mesh.lanes,
         ring_blocks: limits::RING_BLOCKS,
@@ -488,8 +508,8 @@ fn start_mesh(
     };
     let now = clock::now();
     let replication = match router.journal() {
-        Some(journal) => Replication::durable(terms, journal, log, now),
-        None => Replication::new(terms, now),
+        Some(journal) => Replication::durable(terms, interest, journal, log, now),
+        None => Replication::with_interest(terms, interest, now),
     };
     let deliver: DeliverFactory = {
         let router = Arc::clone(router);
@@ -499,6 +519,13 @@ fn start_mesh(
     let handle = mesh::start(setup, Arc::clone(&replication), registers, deliver)?;
     router.join_mesh(replication);
     Ok(handle)
+}
+
+fn mode(mode: ReplicationMode) -> Mode {
+    match mode {
+        ReplicationMode::Interest => Mode::Interest,
+        ReplicationMode::Full => Mode::Full,
+    }
 }
 
 /// Gives the core's deliveries the time.
@@ -511,6 +538,10 @@ impl Deliver for Clocked {
 
     fn catch_up(&mut self, message: &MeshMessage<'_>) {
         self.0.catch_up(message, clock::now());
+    }
+
+    fn wants(&mut self, topic: &str) -> bool {
+        self.0.wants(topic)
     }
 
     fn covered(&mut self, stream: OriginLane, cover: u64) {

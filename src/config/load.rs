@@ -345,7 +345,7 @@ mod tests {
                 "[mesh]\ndiscovery = [\"foo\"]",
                 "mesh.discovery: unknown variant `foo`, expected one of `static`, `dns`, `mdns`, `gossip`",
             ),
-            ("[mesh]\nreplication = \"interest\"", "mesh.replication: unknown variant `interest`, expected `full`"),
+            ("[mesh]\nreplication = \"none\"", "mesh.replication: unknown variant `none`, expected `interest` or `full`"),
             (
                 "[[listener]]\n[[listener]]\nbind = \"localhost:1883\"",
                 "b.toml:3:8: listener.1.bind: `localhost:1883` is not an IP address",

@@ -297,6 +297,22 @@ pub struct Mesh {
     /// How long it is remembered that a retained message was deleted: who is away for longer may bring it back.
     #[serde(with = "units::duration")]
     pub tombstone_age: Duration,
+    /// How long subscribers wait for a message that was left out on the way here and is wanted after all.
+    #[serde(with = "units::duration")]
+    pub pull_timeout: Duration,
+    /// In place of [`Mesh::replication`], for some topics: the first that matches counts.
+    #[serde(rename = "topic")]
+    pub topics: Vec<MeshTopic>,
+}
+
+/// How messages of some topics cross the mesh.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeshTopic {
+    /// Of the topics; a topic filter of MQTT without a share name.
+    pub filter: String,
+    /// How.
+    pub replication: ReplicationMode,
 }
 
 impl Default for Mesh {
@@ -311,7 +327,7 @@ impl Default for Mesh {
             certfile: None,
             keyfile: None,
             crlfile: None,
-            replication: ReplicationMode::Full,
+            replication: ReplicationMode::default(),
             priority: 32_768,
             capacity: None,
             costs: BTreeMap::new(),
@@ -324,6 +340,8 @@ impl Default for Mesh {
             lanes: limits::LANES_DEFAULT,
             replay_log_bytes: limits::RING_BYTES_DEFAULT,
             tombstone_age: limits::TOMBSTONE_AGE_DEFAULT,
+            pull_timeout: limits::PULL_TIMEOUT_DEFAULT,
+            topics: Vec::new(),
         }
     }
 }
@@ -347,8 +365,10 @@ pub enum Discovery {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplicationMode {
-    /// Every message goes to every broker.
+    /// A message goes to the brokers that have a subscription for it, and to all if it is retained.
     #[default]
+    Interest,
+    /// Every message goes to every broker.
     Full,
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Admin, Config, Discovery, Mesh, listener};
-use crate::limits;
+use crate::{limits, topic};
 
 /// The first rule that `config` breaks: the key, dotted, and what is wrong with it.
 pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
@@ -49,6 +49,8 @@ fn check_admin(admin: &Admin) -> Result<(), (String, String)> {
 
 /// Quicker hellos than this are noise; slower ones than this are no detection.
 const HELLO_TIMES: std::ops::RangeInclusive<Duration> = limits::HELLO_TIME_MIN..=limits::HELLO_TIME_MAX;
+/// From 1s to 1h.
+const PULL_TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
     check_name("mesh.name", &mesh.name)?;
@@ -65,7 +67,21 @@ fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
         let problem = format!("{:?} is too short; it must be at least 5m", mesh.member_timeout);
         return Err(("mesh.member_timeout".to_owned(), problem));
     }
+    if !PULL_TIMEOUTS.contains(&mesh.pull_timeout) {
+        return Err(("mesh.pull_timeout".to_owned(), format!("{:?} is out of range; it must be from 1s to 1h", mesh.pull_timeout)));
+    }
+    for (index, one) in mesh.topics.iter().enumerate() {
+        check_topic(&one.filter).map_err(|problem| (format!("mesh.topic.{index}.filter"), problem))?;
+    }
     check_peers(mesh)
+}
+
+fn check_topic(filter: &str) -> Result<(), String> {
+    match topic::parse_filter(filter) {
+        Ok(parsed) if parsed.share.is_none() => Ok(()),
+        Ok(_) => Err(format!("`{filter}` is a shared subscription; write the filter alone")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Peers that nothing would dial are a mistake, not a wish.

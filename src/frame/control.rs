@@ -10,8 +10,8 @@
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, split_frame};
 use crate::ids::{BrokerId, Incarnation, LaneId, TreeId};
 use crate::limits::{
-    CERTIFICATE_CHAIN_BYTES_MAX, CERTIFICATE_SLOTS, CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX, RECORD_BYTES_MAX,
-    REGISTER_DELTA_BYTES_MAX, SIGNATURE_BYTES_MAX,
+    BROKERS_MAX, CERTIFICATE_CHAIN_BYTES_MAX, CERTIFICATE_SLOTS, CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX,
+    RECORD_BYTES_MAX, REGISTER_DELTA_BYTES_MAX, SIGNATURE_BYTES_MAX,
 };
 use crate::stp::Bpdu;
 
@@ -33,6 +33,7 @@ const REGISTER_DELTA: u8 = 10;
 const REGISTER_HAVE: u8 = 11;
 const REGISTER_WANT: u8 = 12;
 const REGISTER_END: u8 = 13;
+const BEHIND: u8 = 14;
 
 const REQUEST_EPOCH: u8 = 1;
 const HAS_DISTANCE: u8 = 2;
@@ -184,8 +185,35 @@ pub enum ControlFrame<'a> {
         /// The answer is part of a copy.
         copying: bool,
     },
+    /// Who is behind the sender, seen from the receiver of this: the sender itself and whomever it reaches by other tree ports. It takes the place
+    /// of what was said before.
+    Behind {
+        /// `None`: the sender does not know yet.
+        members: Option<Members<'a>>,
+    },
     /// A frame of a newer version: to be skipped.
     Unknown,
+}
+
+/// The brokers of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Members<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Members<'a> {
+    /// These; `buffer` is where they are kept.
+    pub fn new(members: impl IntoIterator<Item = BrokerId>, buffer: &'a mut Vec<u8>) -> Self {
+        buffer.clear();
+        members.into_iter().take(BROKERS_MAX).for_each(|member| buffer.extend_from_slice(&member.0.to_be_bytes()));
+        Self { bytes: buffer }
+    }
+
+    /// Front to back; at most [`BROKERS_MAX`].
+    pub fn iter(&self) -> impl Iterator<Item = BrokerId> {
+        let (ids, _) = self.bytes.as_chunks();
+        ids.iter().map(|id| BrokerId(u64::from_be_bytes(*id)))
+    }
 }
 
 impl<'a> ControlFrame<'a> {
@@ -238,6 +266,10 @@ impl<'a> ControlFrame<'a> {
                 put_varint(out, *through);
                 put_varint(out, *version);
                 out.push(u8::from(*copying));
+            }),
+            Self::Behind { members } => put_frame(out, BEHIND, |out| {
+                out.push(u8::from(members.is_some()));
+                out.extend_from_slice(members.map_or(&[], |members| members.bytes));
             }),
             Self::Unknown => {}
         }
@@ -294,6 +326,7 @@ impl<'a> ControlFrame<'a> {
                 copying: read_bool(&mut reader, "copying")?,
             },
             CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
+            BEHIND => Self::Behind { members: read_members(&mut reader)? },
             _ => return Ok(Some((Self::Unknown, length))),
         };
         reader.finish()?;
@@ -362,6 +395,18 @@ impl<'a> Witness<'a> {
         let chain = bounded(reader.block("certificate length")?, CERTIFICATE_CHAIN_BYTES_MAX, "certificate length")?;
         let (scheme, signature) = read_signature(reader)?;
         Ok(Self { chain, scheme, signature, record: take_rest(reader, RECORD_BYTES_MAX, "record length")? })
+    }
+}
+
+fn read_members<'a>(reader: &mut Reader<'a>) -> Result<Option<Members<'a>>, FrameError> {
+    let is_known = reader.byte("whether members are known")?;
+    let bytes = reader.bytes(reader.rest().len(), "members")?;
+    match is_known {
+        0 if bytes.is_empty() => Ok(None),
+        1 if bytes.len() % size_of::<BrokerId>() == 0 && bytes.len() <= BROKERS_MAX * size_of::<BrokerId>() => {
+            Ok(Some(Members { bytes }))
+        }
+        _ => Err(FrameError::Value { field: "length of members", value: bytes.len() as u64 }),
     }
 }
 
@@ -468,7 +513,7 @@ mod tests {
         hello_ms: 100,
     };
 
-    fn examples() -> [ControlFrame<'static>; 15] {
+    fn examples() -> [ControlFrame<'static>; 17] {
         let root = RootClaim { priority: 32_768, capacity: 3, id: BrokerId(u64::MAX), incarnation: Incarnation(1_700_000_000_000) };
         let bpdu = Bpdu {
             number: 300,
@@ -510,6 +555,8 @@ mod tests {
                 version: u64::MAX / 2,
                 copying: false,
             },
+            ControlFrame::Behind { members: None },
+            ControlFrame::Behind { members: Some(Members { bytes: &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2] }) },
         ]
     }
 
@@ -571,6 +618,13 @@ mod tests {
             wire.clear();
             frame.encode(&mut wire);
             assert!(matches!(ControlFrame::decode(&wire), Err(FrameError::Value { .. })), "{frame:?}");
+        }
+        let (ids, one_too_many) = ([BrokerId(1), BrokerId(2)], vec![0; (BROKERS_MAX + 1) * 8]);
+        assert_eq!(Members::new(ids, &mut Vec::new()).iter().collect::<Vec<_>>(), ids);
+        for body in [&[0, 1][..], &[2], &[1, 0, 0], &[&[1][..], &one_too_many].concat()] {
+            wire.clear();
+            put_frame(&mut wire, BEHIND, |out| out.extend_from_slice(body));
+            assert!(matches!(ControlFrame::decode(&wire), Err(FrameError::Value { .. })), "{} bytes", body.len());
         }
         wire.clear();
         put_varint(&mut wire, u64::from(RECORD));

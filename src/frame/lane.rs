@@ -5,12 +5,15 @@
 //! is encoded once, by its origin, and goes over every link as it is.
 //!
 //! A message is: by how much its sequence is above the one before; flags (QoS, retain, which fields follow, "same topic as the one
-//! before"); topic; expiry; stamp of a retained one; raw forwardable MQTT 5 properties; payload.
+//! before"); topic; expiry; stamp of a retained one; raw forwardable MQTT 5 properties; payload. A [`Stub`] stands for a message that nobody
+//! in that direction is known to want: its flags say so, and it ends with the topic. Who wants it all the same asks for it ([`LaneFrame::Pull`]).
 
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
 use crate::codec::QoS;
 use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, Stamp};
-use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, TOPIC_LEVELS_MAX};
+use crate::limits::{
+    FORWARDED_PROPERTIES_BYTES_MAX, LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, PULLED_PER_FRAME_MAX, TOPIC_LEVELS_MAX,
+};
 
 const ORIGIN: u8 = 1;
 const OPEN: u8 = 2;
@@ -18,6 +21,9 @@ const COVERS: u8 = 3;
 const CLOSE: u8 = 4;
 const MESSAGES: u8 = 5;
 const GAP: u8 = 6;
+const PULL: u8 = 7;
+const PAYLOADS: u8 = 8;
+const GONE: u8 = 9;
 
 const OPEN_NEW: u8 = 1;
 const OPEN_MORE: u8 = 2;
@@ -28,7 +34,9 @@ const HAS_EXPIRY: u8 = 1 << 3;
 const HAS_PROPERTIES: u8 = 1 << 4;
 const SAME_TOPIC: u8 = 1 << 5;
 const HAS_STAMP: u8 = 1 << 6;
-const RESERVED: u8 = 0b1000_0000;
+const STUB: u8 = 1 << 7;
+/// What a stub may say of itself besides.
+const STUB_FLAGS: u8 = QOS_BITS | SAME_TOPIC | STUB;
 
 /// What the frame around a block's messages adds to them, at most: its header, an ORIGIN before it, and the block's own fields.
 pub const FRAME_OVERHEAD_BYTES_MAX: usize = 96;
@@ -50,6 +58,45 @@ pub struct MeshMessage<'a> {
     pub properties: &'a [u8],
     /// Of a retained publish: which of two writes is the later one.
     pub stamp: Option<Stamp>,
+}
+
+/// What is left of a message where nobody is known to want it: its place in the origin-lane, and its topic, by which somebody may find that it
+/// is wanted after all. Only of QoS 1 and 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stub<'a> {
+    /// As [`MeshMessage::topic`].
+    pub topic: &'a str,
+    /// As published.
+    pub qos: QoS,
+}
+
+/// What a block has under one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry<'a> {
+    /// All of the message.
+    Message(MeshMessage<'a>),
+    /// That there is one.
+    Stub(Stub<'a>),
+}
+
+impl<'a> Entry<'a> {
+    /// The message's topic.
+    #[must_use]
+    pub fn topic(&self) -> &'a str {
+        match self {
+            Self::Message(message) => message.topic,
+            Self::Stub(stub) => stub.topic,
+        }
+    }
+
+    /// The message's QoS.
+    #[must_use]
+    pub fn qos(&self) -> QoS {
+        match self {
+            Self::Message(message) => message.qos,
+            Self::Stub(stub) => stub.qos,
+        }
+    }
 }
 
 /// "Of this origin and log I know, on this lane, every id up to `cover`."
@@ -111,8 +158,51 @@ pub enum LaneFrame<'a> {
         /// Above `from`.
         to: u64,
     },
+    /// The sender has stubs for these and wants the messages.
+    Pull {
+        /// Whose, by the sender's own aliases.
+        alias: u16,
+        /// Which.
+        sequences: Sequences<'a>,
+    },
+    /// Messages that were asked for.
+    Payloads {
+        /// Whose.
+        alias: u16,
+        /// As [`Block::age_ms`].
+        age_ms: u64,
+        /// The first message's sequence.
+        first: u64,
+        /// The messages: see [`Messages`]. No stubs.
+        body: &'a [u8],
+    },
+    /// Nobody will ever answer these questions: the origin no longer has the messages.
+    Gone {
+        /// Whose.
+        alias: u16,
+        /// Which.
+        sequences: Sequences<'a>,
+    },
     /// A frame of a newer version: to be skipped.
     Unknown,
+}
+
+/// Ascending sequences of one frame, well-formed.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequences<'a> {
+    bytes: &'a [u8],
+}
+
+impl Sequences<'_> {
+    /// Front to back; at most [`PULLED_PER_FRAME_MAX`].
+    pub fn iter(&self) -> impl Iterator<Item = u64> {
+        let (mut reader, mut before) = (Reader::new(self.bytes), 0_u64);
+        std::iter::from_fn(move || {
+            let step = if reader.is_empty() { None } else { reader.varint("sequence").ok() }?;
+            before = before.checked_add(step)?;
+            Some(before)
+        })
+    }
 }
 
 /// A block of messages of one origin-lane.
@@ -195,10 +285,32 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
             }
             LaneFrame::Gap { alias, from, to }
         }
+        PULL => LaneFrame::Pull { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
+        PAYLOADS => {
+            let (alias, age_ms) = (alias(&mut reader)?, reader.varint("age")?);
+            let payloads = LaneFrame::Payloads { alias, age_ms, first: reader.varint("first id")?, body: reader.rest() };
+            return Ok(Some((payloads, length)));
+        }
+        GONE => LaneFrame::Gone { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
         _ => return Ok(Some((LaneFrame::Unknown, length))),
     };
     reader.finish()?;
     Ok(Some((frame, length)))
+}
+
+/// What is left of a frame: some sequences, each by how much it is above the one before.
+fn sequences<'a>(reader: &mut Reader<'a>) -> Result<Sequences<'a>, FrameError> {
+    let (bytes, mut before, mut count) = (reader.rest(), 0_u64, 0);
+    while count == 0 || !reader.is_empty() {
+        let step = reader.varint("sequence")?;
+        before =
+            before.checked_add(step).filter(|_| step > 0).ok_or(FrameError::Value { field: "sequence's step", value: step })?;
+        count += 1;
+        if count > PULLED_PER_FRAME_MAX {
+            return Err(FrameError::Value { field: "count of sequences", value: count as u64 });
+        }
+    }
+    Ok(Sequences { bytes })
 }
 
 fn alias(reader: &mut Reader<'_>) -> Result<u16, FrameError> {
@@ -276,6 +388,34 @@ pub fn put_gap(out: &mut Vec<u8>, alias: u16, from: u64, to: u64) {
     });
 }
 
+/// Appends a PULL for the first [`PULLED_PER_FRAME_MAX`] of `sequences`, which ascend. There is at least one.
+pub fn put_pull(out: &mut Vec<u8>, alias: u16, sequences: &[u64]) {
+    put_frame(out, PULL, |out| put_sequences(out, alias, sequences));
+}
+
+/// Appends a GONE, likewise.
+pub fn put_gone(out: &mut Vec<u8>, alias: u16, sequences: &[u64]) {
+    put_frame(out, GONE, |out| put_sequences(out, alias, sequences));
+}
+
+fn put_sequences(out: &mut Vec<u8>, alias: u16, sequences: &[u64]) {
+    put_varint(out, u64::from(alias));
+    let mut before = 0;
+    for sequence in sequences.iter().take(PULLED_PER_FRAME_MAX) {
+        put_varint(out, sequence.saturating_sub(before));
+        before = *sequence;
+    }
+}
+
+/// Appends the head of a PAYLOADS frame, which `body` must follow: it is not copied here.
+pub fn put_payloads_head(out: &mut Vec<u8>, alias: u16, age_ms: u64, first: u64, body: &[u8]) {
+    let fields = [u64::from(alias), age_ms, first];
+    let bytes = fields.into_iter().map(super::varint_len).sum::<usize>() + body.len();
+    out.push(PAYLOADS);
+    put_varint(out, bytes as u64);
+    fields.into_iter().for_each(|field| put_varint(out, field));
+}
+
 /// Appends the head of a MESSAGES frame, which `block.body` must follow: it is not copied here.
 pub fn put_messages_head(out: &mut Vec<u8>, block: &Block<'_>) {
     let fields = [u64::from(block.alias), block.prev, block.age_ms, block.first];
@@ -319,7 +459,16 @@ pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, sam
     put_block(out, message.payload);
 }
 
-/// The messages of a block with their sequences, in order. After an error there is no next.
+/// Appends a stub to a block's body; the rest as in [`put_message`].
+pub fn put_stub(out: &mut Vec<u8>, delta: u64, stub: &Stub<'_>, same_topic: bool) {
+    put_varint(out, delta);
+    out.push(stub.qos as u8 | STUB | if same_topic { SAME_TOPIC } else { 0 });
+    if !same_topic {
+        put_block(out, stub.topic.as_bytes());
+    }
+}
+
+/// The entries of a block with their sequences, in order. After an error there is no next.
 #[derive(Clone, Debug)]
 pub struct Messages<'a> {
     reader: Reader<'a>,
@@ -335,7 +484,7 @@ impl<'a> Messages<'a> {
     }
 
     #[inline]
-    fn read(&mut self) -> Result<(u64, MeshMessage<'a>), FrameError> {
+    fn read(&mut self) -> Result<(u64, Entry<'a>), FrameError> {
         let delta = self.reader.varint("message's step")?;
         let sequence = match self.previous {
             None if delta == 0 => Some(self.first),
@@ -345,15 +494,23 @@ impl<'a> Messages<'a> {
         .ok_or(FrameError::Value { field: "message's step", value: delta })?;
         let flags = self.reader.byte("message's flags")?;
         let bad_flags = FrameError::Value { field: "set of message flags", value: u64::from(flags) };
-        if flags & RESERVED != 0 {
+        let is_stub = flags & STUB != 0;
+        if is_stub && flags & !STUB_FLAGS != 0 {
             return Err(bad_flags);
         }
         let qos = QoS::try_from(flags & QOS_BITS).map_err(|_| bad_flags)?;
+        if is_stub && qos == QoS::AtMostOnce {
+            return Err(bad_flags);
+        }
         let topic = match self.previous {
             Some((_, topic)) if flags & SAME_TOPIC != 0 => topic,
             None if flags & SAME_TOPIC != 0 => return Err(bad_flags),
             _ => topic_name(&mut self.reader)?,
         };
+        if is_stub {
+            self.previous = Some((sequence, topic));
+            return Ok((sequence, Entry::Stub(Stub { topic, qos })));
+        }
         let expiry_seconds = match flags & HAS_EXPIRY {
             0 => None,
             // In range: the bound is a u32.
@@ -369,12 +526,14 @@ impl<'a> Messages<'a> {
         }
         let payload = self.reader.block("payload")?;
         self.previous = Some((sequence, topic));
-        Ok((sequence, MeshMessage { topic, payload, qos, retain: flags & RETAIN != 0, expiry_seconds, properties, stamp }))
+        let retain = flags & RETAIN != 0;
+        let message = MeshMessage { topic, payload, qos, retain, expiry_seconds, properties, stamp };
+        Ok((sequence, Entry::Message(message)))
     }
 }
 
 impl<'a> Iterator for Messages<'a> {
-    type Item = Result<(u64, MeshMessage<'a>), FrameError>;
+    type Item = Result<(u64, Entry<'a>), FrameError>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -436,6 +595,15 @@ mod tests {
             (encoded(|out| put_open(out, &mark(), true, &[cover])), open),
             (encoded(|out| put_close(out, &mark().number)), [&[4, 11, 0xac, 0x02][..], &id(8), &[9]].concat()),
             (encoded(|out| put_gap(out, 1, 2, 300)), vec![6, 4, 1, 2, 0xac, 0x02]),
+            (encoded(|out| put_pull(out, 1, &[300, 301, 310])), vec![7, 5, 1, 0xac, 0x02, 1, 9]),
+            (encoded(|out| put_gone(out, 2, &[7])), vec![9, 2, 2, 7]),
+            (
+                encoded(|out| {
+                    put_payloads_head(out, 3, 128, 5, b"body");
+                    out.extend_from_slice(b"body");
+                }),
+                [&[8, 8, 3, 0x80, 0x01, 5][..], b"body"].concat(),
+            ),
             (
                 encoded(|out| {
                     put_messages_head(out, &block);
@@ -459,6 +627,12 @@ mod tests {
                     put_messages_head(out, &block);
                     out.extend_from_slice(block.body);
                 }
+                LaneFrame::Pull { alias, sequences } => put_pull(out, alias, &sequences.iter().collect::<Vec<_>>()),
+                LaneFrame::Gone { alias, sequences } => put_gone(out, alias, &sequences.iter().collect::<Vec<_>>()),
+                LaneFrame::Payloads { alias, age_ms, first, body } => {
+                    put_payloads_head(out, alias, age_ms, first, body);
+                    out.extend_from_slice(body);
+                }
                 LaneFrame::Covers { .. } | LaneFrame::Unknown => panic!("{written:02x?}"),
             });
             assert_eq!(again, written);
@@ -478,6 +652,9 @@ mod tests {
             (&[5, 4, 1, 2, 3, 4], Err(truncated("first id"))),
             (&[3, 4, 0, 0xff, 0xff, 0x03], Err(FrameError::Value { field: "count of covers", value: 65_535 })),
             (&[3, 2, 0, 1], Err(truncated("covers"))),
+            (&[7, 1, 3], Err(truncated("sequence"))),
+            (&[7, 3, 3, 1, 0], Err(FrameError::Value { field: "sequence's step", value: 0 })),
+            (&[9, 2, 3, 0], Err(FrameError::Value { field: "sequence's step", value: 0 })),
             (&[5, 0xf1, 0xa2, 0x04], Err(FrameError::TooLong { bytes: 70_001, bytes_max: BODY_BYTES_MAX })),
         ] {
             assert_eq!(decode(bytes, BODY_BYTES_MAX).map(drop), expected, "{bytes:02x?}");
@@ -506,8 +683,13 @@ mod tests {
             (&[0, 1, 1, b't', 0, 1, 0x21, 0], Ok(2)),
             (&[1, 1, 1, b't', 0], value("message's step", 1)),
             (&[0, 1, 1, b't', 0, 0, 0x21, 0], value("message's step", 0)),
-            (&[0, 0x81, 1, b't', 0], value("set of message flags", 0x81)),
             (&[0, 0x41, 1, b't', 0], Err(FrameError::Truncated("stamp"))),
+            (&[0, 0x81, 1, b't'], Ok(1)),
+            (&[0, 1, 1, b't', 0, 1, 0xa1], Ok(2)),
+            (&[0, 0x81, 1, b't', 0], Err(FrameError::Truncated("message's flags"))),
+            (&[0, 0x80, 1, b't'], value("set of message flags", 0x80)),
+            (&[0, 0x85, 1, b't'], value("set of message flags", 0x85)),
+            (&[0, 0xc1, 1, b't'], value("set of message flags", 0xc1)),
             (&[0, 3, 1, b't', 0], value("set of message flags", 3)),
             (&[0, 0x21, 0], value("set of message flags", 0x21)),
             (&[0, 1, 0, 0], Err(FrameError::Text("topic"))),
@@ -579,16 +761,22 @@ mod tests {
                 sequence += delta;
                 let (qos, retain, expiry_seconds) = (*qos, *retain, *expiry_seconds);
                 let stamp = stamp.map(|(time, origin)| Stamp { time, origin: BrokerId(origin) });
-                let message = MeshMessage { topic: topics[*topic], payload, qos, retain, expiry_seconds, properties, stamp };
-                put_message(&mut body, delta, &message, before == Some(topic));
-                expected.push(Ok((sequence, message)));
+                if payload.is_empty() && qos != QoS::AtMostOnce {
+                    let stub = Stub { topic: topics[*topic], qos };
+                    put_stub(&mut body, delta, &stub, before == Some(topic));
+                    expected.push(Ok((sequence, Entry::Stub(stub))));
+                } else {
+                    let message = MeshMessage { topic: topics[*topic], payload, qos, retain, expiry_seconds, properties, stamp };
+                    put_message(&mut body, delta, &message, before == Some(topic));
+                    expected.push(Ok((sequence, Entry::Message(message))));
+                }
                 before = Some(topic);
             }
             prop_assert_eq!(Messages::new(u64::from(first), &body).collect::<Vec<_>>(), expected);
         }
 
         #[test]
-        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..8_u8) {
+        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..11_u8) {
             let _ = decode(&bytes, BODY_BYTES_MAX);
             if let Some(front) = bytes.first_mut() {
                 *front = kind;

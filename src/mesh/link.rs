@@ -30,6 +30,7 @@ use super::{DeliverFactory, endpoint, lanes};
 use crate::clock;
 use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
+use crate::interest::Told;
 use crate::link::{Cost, Detection, Path};
 use crate::replication::Port;
 use crate::shared::Signature;
@@ -58,6 +59,7 @@ pub(super) enum Event {
     LanesClosed { port: PortId, number: OpenNumber },
     Record { port: PortId, wire: Bytes, seal: OwnedSeal },
     Register { port: PortId, word: RegisterWord },
+    Behind { port: PortId, members: Told },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
 }
@@ -376,6 +378,10 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                 ControlFrame::RegisterEnd { owner, incarnation, through, version, copying } => {
                     let word = RegisterWord::End(End { owner, incarnation, through, version, copying });
                     link.tell(Event::Register { port: link.id, word }).await;
+                }
+                ControlFrame::Behind { members } => {
+                    let members = members.map(|members| members.iter().collect());
+                    link.tell(Event::Behind { port: link.id, members }).await;
                 }
                 ControlFrame::Unknown => {}
                 ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {

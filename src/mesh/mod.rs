@@ -302,6 +302,7 @@ pub fn start(
         tree,
         recorder,
         addresses: config.mesh.advertise.iter().map(ToString::to_string).collect(),
+        pull_timeout: config.mesh.pull_timeout,
         replication: Arc::clone(&replication),
         registers,
     };

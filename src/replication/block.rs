@@ -1,9 +1,11 @@
 //! A block, and the origin-lane that it belongs to.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::own::Safe;
+use super::pull::Held;
 use super::ring::Entry;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ids::{BrokerId, LogId, OriginLane};
@@ -32,13 +34,34 @@ pub(super) struct Stream {
     /// The origin-lane's lock: held from the check of the cover to the last local delivery, so that order holds whichever port a
     /// block comes from. Says when the cover was last raised.
     pub(super) turn: Mutex<Instant>,
+    /// Local delivery, where it waits for payloads. Changed under `turn`.
+    pub(super) held: Mutex<Option<Box<Held>>>,
+    /// The first sequence that is not delivered; 0: nothing is held.
+    held_from: AtomicU64,
+    /// The last id and the position of each of its blocks that the ring may have. Of our own, of those of an earlier life only: of others the position
+    /// follows from the id.
+    index: Mutex<VecDeque<(u64, u64)>>,
+    /// The number of the port that brought the newest block.
+    upstream: AtomicU64,
 }
 
 impl Stream {
     /// An origin-lane known up to `cover`, of which the ring holds nothing yet.
     pub(super) fn new(id: OriginLane, cover: u64, now: Instant) -> Self {
         let (cover, floor, joined_at) = (AtomicU64::new(cover), AtomicU64::new(cover), AtomicU64::new(0));
-        Self { id, cover, floor, joined_at, dealt_with: 0, delivered: AtomicBool::new(false), turn: Mutex::new(now) }
+        Self {
+            id,
+            cover,
+            floor,
+            joined_at,
+            dealt_with: 0,
+            delivered: AtomicBool::new(false),
+            turn: Mutex::new(now),
+            held: Mutex::default(),
+            held_from: AtomicU64::new(0),
+            index: Mutex::default(),
+            upstream: AtomicU64::new(0),
+        }
     }
 
     /// An origin-lane of which this broker, in an earlier life, dealt with the ids up to `dealt_with`. Its ring holds nothing of it.
@@ -87,6 +110,44 @@ impl Stream {
     /// From now on whatever is new is delivered: it was published later. To be called under `turn`, as [`is_delivered`](Self::is_delivered).
     pub(super) fn set_delivered(&self) {
         self.delivered.store(true, Ordering::Relaxed);
+    }
+
+    /// What of the ids up to `cover` is delivered, or was not for anybody here: what comes behind a message that is waited for is not.
+    pub(super) fn delivered_of(&self, cover: u64) -> u64 {
+        match self.held_from.load(Ordering::Acquire) {
+            0 => cover,
+            held_from => cover.min(held_from - 1),
+        }
+    }
+
+    pub(super) fn is_holding(&self) -> bool {
+        self.held_from.load(Ordering::Acquire) > 0
+    }
+
+    /// To be called under `turn`.
+    pub(super) fn set_held_from(&self, sequence: Option<u64>) {
+        self.held_from.store(sequence.unwrap_or(0), Ordering::Release);
+    }
+
+    /// A block came from the port of this number and is at this position. What the ring has before `tail` is forgotten. To be called under `turn`.
+    pub(super) fn appended(&self, (last, position): (u64, u64), upstream: u64, tail: u64) {
+        self.upstream.store(upstream, Ordering::Relaxed);
+        let mut index = self.index.lock();
+        while index.front().is_some_and(|(_, position)| *position < tail) {
+            index.pop_front();
+        }
+        index.push_back((last, position));
+    }
+
+    /// Where the block is that may have this sequence.
+    pub(super) fn position_of(&self, sequence: u64) -> Option<u64> {
+        let index = self.index.lock();
+        let place = index.partition_point(|(last, _)| *last < sequence);
+        index.get(place).map(|(_, position)| *position)
+    }
+
+    pub(super) fn upstream(&self) -> u64 {
+        self.upstream.load(Ordering::Relaxed)
     }
 
     /// To be called under `turn`.

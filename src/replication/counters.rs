@@ -29,6 +29,16 @@ pub struct Counters {
     pub blocks_closed: Counter,
     /// Messages not delivered to local subscribers because they expired on the way.
     pub messages_expired: Counter,
+    /// QoS 1 and 2: messages in whose place a port was sent a stub, as nobody behind it wants them.
+    pub stubs_sent: Counter,
+    /// QoS 0: messages that a port was not sent, as nobody behind it wants them.
+    pub messages_left_out: Counter,
+    /// Messages asked for of neighbours, where they had come as stubs.
+    pub pulls_sent: Counter,
+    /// Messages that came because they were asked for.
+    pub payloads_received: Counter,
+    /// Messages asked for that nobody had: lost to this broker.
+    pub payloads_lost: Counter,
     /// Covers taken over from a neighbour while this broker was new to the mesh.
     pub covers_adopted: Counter,
 }

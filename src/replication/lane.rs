@@ -15,6 +15,7 @@ use super::block::{Block, Content, Stream, StreamKey};
 use super::counters::Counters;
 use super::gate::Gate;
 use super::own::{OwnLog, Safe};
+use super::pull::Pulls;
 use super::ring::Ring;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use super::wake::{Sleeper, wake_all};
@@ -101,6 +102,7 @@ pub(super) struct Lane {
     resumed: bool,
     /// Lane readers that wait for other ports' cursors.
     pub(super) transit: Gate,
+    pub(super) pulls: Pulls,
     /// It has taken over a neighbour's covers.
     settled: AtomicBool,
 }
@@ -114,6 +116,8 @@ pub(super) struct Arrived<'a> {
     pub(super) hops: u8,
     pub(super) age_ms: u64,
     pub(super) body: &'a [u8],
+    /// The number of the port that it came from.
+    pub(super) from: u64,
 }
 
 impl Lane {
@@ -131,6 +135,7 @@ impl Lane {
             receiving: Mutex::new(()),
             resumed: false,
             transit: Gate::default(),
+            pulls: Pulls::default(),
             settled: AtomicBool::new(false),
         }
     }
@@ -149,6 +154,7 @@ impl Lane {
             let content = Content::Messages(body);
             log.claimed(position);
             self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content });
+            self.own.appended((last, position), 0, self.ring.tail());
         }
         (self.log, self.born_at, self.resumed) = (Some(log), head.born, true);
     }
@@ -239,12 +245,22 @@ impl Lane {
     }
 
     /// Appends a block that came over a link. To be called under the origin-lane's lock, with its cover below the block's last id.
-    pub(super) fn append(&self, arrived: &Arrived<'_>, now: Instant) {
-        let Arrived { stream, first, last, hops, age_ms, body } = *arrived;
+    pub(super) fn append(&self, arrived: &Arrived<'_>, now: Instant) -> Arc<Block> {
+        let Arrived { stream, first, last, hops, age_ms, body, from } = *arrived;
         let content = Content::Messages(Bytes::copy_from_slice(body));
         let (stream, position, safe) = (Arc::clone(stream), self.claim(), Safe::Now);
-        self.ring.publish(Block { stream, position, first, last, hops, age_ms, appended_at: now, safe, content });
+        let block = Arc::new(Block { stream, position, first, last, hops, age_ms, appended_at: now, safe, content });
+        self.ring.publish(Arc::clone(&block));
+        if self.reliable {
+            arrived.stream.appended((last, position), from, self.ring.tail());
+        }
         arrived.stream.set_cover(last);
+        block
+    }
+
+    /// Where our own block with this sequence is: position and ids are one.
+    pub(super) fn position_of(sequence: u64) -> u64 {
+        sequence >> INDEX_BITS
     }
 
     /// The ids up to `to` are lost to this broker, or were never owed to it: the cover goes there, and whoever follows is told.
@@ -296,6 +312,11 @@ impl Lane {
         let stream = Arc::new(Stream::new(OriginLane { origin, log, lane: self.id }, 0, now));
         streams.insert((origin, log), Arc::clone(&stream));
         Ok(stream)
+    }
+
+    /// The origin-lane, if it is known.
+    pub(super) fn known_stream(&self, key: &StreamKey) -> Option<Arc<Stream>> {
+        if *key == self.own.key() { Some(Arc::clone(&self.own)) } else { self.streams.read().get(key).cloned() }
     }
 
     /// Whether anything is known of an origin-lane.

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+mod answer;
 mod batch;
 mod block;
 mod counters;
@@ -44,12 +45,14 @@ mod gate;
 mod lane;
 mod own;
 mod port;
+mod pull;
 mod receiver;
 mod ring;
 mod sync;
 #[cfg(test)]
 mod tests;
 mod wake;
+mod want;
 
 pub use batch::LocalBatch;
 pub use counters::Counters;
@@ -61,6 +64,7 @@ pub use crate::frame::lane::MeshMessage;
 use crate::codec::{DecodeError, QoS};
 use crate::frame::FrameError;
 use crate::ids::{BrokerId, LaneId, LogId, OriginLane, PortId};
+use crate::interest::{Interest, Mode, Rules};
 use crate::limits::LANES_MAX;
 use crate::session::{Change, Journal, LogHead, Logged, RestoredLog, Writes};
 use gate::Gate;
@@ -119,6 +123,11 @@ pub trait Deliver {
     fn catch_up(&mut self, message: &MeshMessage<'_>) {
         self.deliver(message);
     }
+    /// Whether a message of this topic would be for somebody here: then it is asked for, if it has not come. Called likewise.
+    fn wants(&mut self, topic: &str) -> bool {
+        let _ = topic;
+        true
+    }
     /// Of `stream` everything up to `cover` has been delivered that is to be. Called once for many messages, before [`flush`](Self::flush), and only where the
     /// broker's log is on disk. Who writes nothing down has nothing to do.
     fn covered(&mut self, stream: OriginLane, cover: u64) {
@@ -162,6 +171,9 @@ pub enum LaneError {
     /// COVERS without an OPEN that announced them.
     #[error("covers that belong to no OPEN")]
     StrayCovers,
+    /// An answer that answers nothing.
+    #[error("a stub among payloads")]
+    StubAsPayload,
     /// More covers than a mesh can have origins.
     #[error("more than {0} covers in one OPEN")]
     TooManyCovers(usize),
@@ -178,6 +190,7 @@ pub struct Replication {
     gate: Gate,
     counters: Counters,
     topic_hash: ahash::RandomState,
+    interest: Arc<Interest>,
 }
 
 /// A task that waits until the replication is not [lagging](Replication::lagging).
@@ -211,19 +224,32 @@ impl fmt::Debug for Replication {
 }
 
 impl Replication {
-    /// Empty rings. From `now` on this broker is new to the mesh, until it has taken over a neighbour's covers or
-    /// [`NEWCOMER_TIME`](crate::limits::NEWCOMER_TIME) is over.
+    /// As [`with_interest`](Self::with_interest), with everything going everywhere.
     #[must_use]
     pub fn new(config: ReplicationConfig, now: Instant) -> Arc<Self> {
+        let interest = Interest::new(config.origin, Rules::new(Mode::Full, []));
+        Self::with_interest(config, Arc::new(interest), now)
+    }
+
+    /// Empty rings. From `now` on this broker is new to the mesh, until it has taken over a neighbour's covers or
+    /// [`NEWCOMER_TIME`](crate::limits::NEWCOMER_TIME) is over. `interest` says what other brokers want.
+    #[must_use]
+    pub fn with_interest(config: ReplicationConfig, interest: Arc<Interest>, now: Instant) -> Arc<Self> {
         let config = config.in_bounds();
         let lanes = (0..2 * config.lanes_per_class).map(|id| config.lane(LaneId(id), config.log, 1, now)).collect();
-        Self::of(config, lanes)
+        Self::of(config, lanes, interest)
     }
 
     /// The same for a broker with a disk: of QoS 1 and 2 its log is written to `journal`, and goes on where `restored` ends, if that is the log of a broker with
     /// as many lanes. What this broker knew of the logs of others it goes on from as well: see the module's page.
     #[must_use]
-    pub fn durable(config: ReplicationConfig, journal: &Arc<Journal>, restored: RestoredLog, now: Instant) -> Arc<Self> {
+    pub fn durable(
+        config: ReplicationConfig,
+        interest: Arc<Interest>,
+        journal: &Arc<Journal>,
+        restored: RestoredLog,
+        now: Instant,
+    ) -> Arc<Self> {
         let config = config.in_bounds();
         let RestoredLog { heads, blocks, covers, positions_in_doubt } = restored;
         let of_lanes = config.reliable_lanes();
@@ -262,12 +288,12 @@ impl Replication {
             }
         }
         journal.kick();
-        Self::of(config, lanes)
+        Self::of(config, lanes, interest)
     }
 
-    fn of(config: ReplicationConfig, lanes: Box<[Lane]>) -> Arc<Self> {
+    fn of(config: ReplicationConfig, lanes: Box<[Lane]>, interest: Arc<Interest>) -> Arc<Self> {
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
-        Arc::new(Self { config, lanes, gate: Gate::default(), counters: Counters::default(), topic_hash })
+        Arc::new(Self { config, lanes, gate: Gate::default(), counters: Counters::default(), topic_hash, interest })
     }
 
     /// Whether what local clients publish at QoS 1 and 2 is written down before it is acknowledged.
@@ -280,6 +306,12 @@ impl Replication {
     #[must_use]
     pub fn lanes(&self) -> u8 {
         2 * self.config.lanes_per_class
+    }
+
+    /// What other brokers want.
+    #[must_use]
+    pub fn interest(&self) -> &Arc<Interest> {
+        &self.interest
     }
 
     /// What is counted.
@@ -338,6 +370,12 @@ impl Replication {
                 log.trimmed(lane.own.floor());
             }
         }
+    }
+
+    /// Asks neighbours once more for all messages that are waited for here, and gives up those that were waited for in vain for longer than
+    /// `patience`: what waits behind them goes to `deliver`. To be called once in [`PULL_REPEAT`](crate::limits::PULL_REPEAT).
+    pub fn repeat_pulls(&self, patience: Duration, now: Instant, deliver: &mut dyn Deliver) {
+        self.lanes.iter().filter(|lane| lane.reliable).for_each(|lane| lane.repeat_pulls(patience, now, deliver, &self.counters));
     }
 
     /// Bytes that all rings hold.

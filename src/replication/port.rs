@@ -14,15 +14,18 @@ use std::time::Instant;
 
 use bytes::{Buf, Bytes};
 
+use super::answer::{Answer, Answers, Frame};
 use super::block::{Block, Content, StreamKey};
 use super::lane::{Cursor, Lane};
 use super::own::Deferred;
 use super::ring::{Entry, Read};
-use super::sync::Mutex;
+use super::sync::{Mutex, MutexGuard};
+use super::want::Selection;
 use super::{LaneError, Replication};
 use crate::frame::lane::{self, Cover};
-use crate::ids::{LaneId, OpenMark, OpenNumber, PortId};
-use crate::limits::{LANE_ALIASES_MAX, SHARE_BLOCK_BYTES};
+use crate::ids::{BrokerId, LaneId, OpenMark, OpenNumber, PortId};
+use crate::interest::Behind;
+use crate::limits::{LANE_ALIASES_MAX, PULL_BACKLOG_BYTES_MAX, PULLED_PER_FRAME_MAX, SHARE_BLOCK_BYTES};
 
 /// A lane writer that finds only blocks that the far side has yields after this many.
 const SKIPPED_BLOCKS_MAX: usize = 4_096;
@@ -31,18 +34,23 @@ const SKIPPED_BLOCKS_MAX: usize = 4_096;
 #[derive(Debug)]
 pub struct Port {
     id: PortId,
+    behind: Arc<Behind>,
     lanes: Box<[Arc<PortLane>]>,
 }
 
 impl Port {
     pub(super) fn new(id: PortId, replication: &Arc<Replication>) -> Self {
+        let behind = Arc::<Behind>::default();
         let lane = |lane: &Lane| {
             let cursor = Arc::new(Cursor::default());
             lane.attach(&cursor);
-            let (replication, number) = (Arc::clone(replication), lane.transit.number());
-            Arc::new(PortLane { replication, id: lane.id, number, cursor, sender: Mutex::default() })
+            let (replication, number, behind) = (Arc::clone(replication), lane.transit.number(), Arc::clone(&behind));
+            let port_lane = Arc::new(PortLane { replication, id: lane.id, number, cursor, behind, sender: Mutex::default() });
+            lane.pulls.attach(&port_lane);
+            port_lane
         };
-        Self { id, lanes: replication.lanes.iter().map(lane).collect() }
+        let lanes = replication.lanes.iter().map(lane).collect();
+        Self { id, behind, lanes }
     }
 
     /// Which.
@@ -55,6 +63,12 @@ impl Port {
     #[must_use]
     pub fn lanes(&self) -> &[Arc<PortLane>] {
         &self.lanes
+    }
+
+    /// Who is behind the port, as the far side said: from now on it gets of the messages that these want, and stubs of the others. `None`: nobody
+    /// knows, and it gets everything, as at first.
+    pub fn set_behind(&self, members: Option<Vec<BrokerId>>) {
+        self.behind.set(members);
     }
 
     /// As a child: writes an OPEN into every lane. With the number that is open already, the marker is only repeated.
@@ -79,6 +93,7 @@ impl Drop for Port {
         for port_lane in &self.lanes {
             if let Some(lane) = port_lane.lane() {
                 lane.detach(&port_lane.cursor);
+                lane.pulls.detach(port_lane);
                 lane.transit.leave(port_lane.number);
             }
             port_lane.stop();
@@ -104,6 +119,7 @@ pub struct PortLane {
     /// Under which the lane's reader waits for other ports.
     number: u64,
     cursor: Arc<Cursor>,
+    behind: Arc<Behind>,
     sender: Mutex<Sender>,
 }
 
@@ -123,6 +139,10 @@ struct Sender {
     /// Whom each alias means. At [`LANE_ALIASES_MAX`] the first is given away again.
     aliases: Vec<StreamKey>,
     alias_next: u16,
+    /// What of a block the far side is sent.
+    selection: Selection,
+    /// What the far side has asked for.
+    answers: Answers,
     outgoing: Outgoing,
 }
 
@@ -253,8 +273,7 @@ impl PortLane {
         } else {
             self.write_open(&mut sender, lane, mark, now);
         }
-        drop(sender);
-        self.cursor.sleeper.wake();
+        self.has_opened(sender, lane);
     }
 
     fn answer(&self, mark: &OpenMark, now: Instant) {
@@ -268,8 +287,17 @@ impl PortLane {
         } else {
             sender.answer_due = Some(*mark);
         }
+        self.has_opened(sender, lane);
+    }
+
+    /// If the cursor runs, the far side is asked for what is waited for here.
+    fn has_opened(&self, sender: MutexGuard<'_, Sender>, lane: &Lane) {
+        let started = sender.started;
         drop(sender);
         self.cursor.sleeper.wake();
+        if started {
+            lane.pull_at(self);
+        }
     }
 
     fn close(&self, number: &OpenNumber) {
@@ -304,8 +332,7 @@ impl PortLane {
         } else {
             self.start_if_agreed(&mut sender, lane);
         }
-        drop(sender);
-        self.cursor.sleeper.wake();
+        self.has_opened(sender, lane);
         self.progress();
         Ok(())
     }
@@ -329,6 +356,56 @@ impl PortLane {
         }
     }
 
+    /// Names it among the ports of its lane.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Asks the far side for these, which ascend. False if nothing can be said to it at present.
+    pub(super) fn ask(&self, key: StreamKey, sequences: &[u64]) -> bool {
+        let mut sender = self.sender.lock();
+        if !sender.started {
+            return false;
+        }
+        for some in sequences.chunks(PULLED_PER_FRAME_MAX) {
+            if sender.outgoing.len() > PULL_BACKLOG_BYTES_MAX {
+                break;
+            }
+            let alias = sender.alias(key);
+            lane::put_pull(&mut sender.outgoing.tail, alias, some);
+            self.replication.counters.pulls_sent.add(some.len() as u64);
+        }
+        drop(sender);
+        self.cursor.sleeper.wake();
+        true
+    }
+
+    /// The far side gets these out of the ring.
+    pub(super) fn answer_from_ring(&self, key: StreamKey, sequences: &[u64]) {
+        self.answer_each(key, sequences.iter().map(|sequence| (*sequence, Answer::InRing)));
+    }
+
+    /// The far side is told that the origin no longer has these.
+    pub(super) fn answer_gone(&self, key: StreamKey, sequences: &[u64]) {
+        self.answer_each(key, sequences.iter().map(|sequence| (*sequence, Answer::Gone)));
+    }
+
+    /// The far side gets this one, the only one of `body`.
+    pub(super) fn answer_with(&self, key: StreamKey, sequence: u64, age_ms: u64, body: Bytes) {
+        self.answer_each(key, [(sequence, Answer::Here { body, age_ms })]);
+    }
+
+    fn answer_each(&self, key: StreamKey, answers: impl IntoIterator<Item = (u64, Answer)>) {
+        let mut sender = self.sender.lock();
+        // Whoever is told nothing now asks again when this opens.
+        if !sender.started {
+            return;
+        }
+        answers.into_iter().for_each(|(sequence, answer)| sender.answers.add(key, sequence, answer));
+        drop(sender);
+        self.cursor.sleeper.wake();
+    }
+
     pub(super) fn replication(&self) -> &Arc<Replication> {
         &self.replication
     }
@@ -344,6 +421,7 @@ impl PortLane {
     fn stop_locked(&self, sender: &mut Sender) {
         sender.started = false;
         sender.deferred.clear();
+        sender.answers.clear();
         self.cursor.set_live(false);
     }
 
@@ -411,6 +489,9 @@ impl Sender {
         if !self.started {
             return Filled::Enough;
         }
+        while self.outgoing.len() < goal_bytes && !self.answers.is_empty() {
+            self.put_answer(lane, now);
+        }
         let mut skipped = 0;
         while self.outgoing.len() < goal_bytes {
             if let Some(block) = lane.log.as_ref().and_then(|log| self.deferred.next(log)) {
@@ -452,15 +533,20 @@ impl Sender {
             return;
         }
         let known = std::mem::replace(&mut far.known, block.last);
-        let alias = far.alias;
         let counters = &port.replication.counters;
         let age_ms = block.age_ms(now);
         let too_old = age_ms > port.replication.ring_age_ms();
         let too_far = block.hops >= port.replication.config.hop_max;
         match &block.content {
             Content::Messages(body) if !too_old && !too_far => {
-                let alias = alias.unwrap_or_else(|| self.introduce(key));
-                let (hops, first) = (block.hops + 1, block.first);
+                let alias = self.alias(key);
+                let (interest, hops) = (&port.replication.interest, block.hops + 1);
+                let some = self.selection.of(interest, &port.behind, (block.first, body), counters);
+                let (first, body) = some.as_ref().map_or((block.first, body), |(first, some)| (*first, some));
+                // All of it was left out.
+                if body.is_empty() {
+                    return;
+                }
                 let head = lane::Block { alias, prev: known, hops, age_ms, first, body };
                 lane::put_messages_head(&mut self.outgoing.tail, &head);
                 self.outgoing.push_body(body);
@@ -490,7 +576,7 @@ impl Sender {
         if !lane.reliable {
             return;
         }
-        let alias = self.far.get(&key).and_then(|far| far.alias).unwrap_or_else(|| self.introduce(key));
+        let alias = self.alias(key);
         lane::put_gap(&mut self.outgoing.tail, alias, from, to);
         let counter = &port.replication.counters.gaps_sent;
         counter.add(1);
@@ -498,6 +584,26 @@ impl Sender {
             let (origin, so_far) = (key.0, counter.value());
             tracing::warn!(%origin, lane = lane.id.0, from, to, so_far, "a neighbour lacks messages that the ring no longer has");
         }
+    }
+
+    /// The next answer that is due.
+    fn put_answer(&mut self, lane: &Lane, now: Instant) {
+        let Some((key, frame)) = self.answers.next(lane, now) else { return };
+        let alias = self.alias(key);
+        match frame {
+            Frame::Payloads { age_ms, first, body } => {
+                lane::put_payloads_head(&mut self.outgoing.tail, alias, age_ms, first, &body);
+                self.outgoing.push_body(&body.into());
+            }
+            Frame::Gone(sequences) => lane::put_gone(&mut self.outgoing.tail, alias, &sequences),
+            Frame::Nothing => {}
+        }
+    }
+
+    /// What the stream calls `key`.
+    fn alias(&mut self, key: StreamKey) -> u16 {
+        let known = self.far.get(&key).and_then(|far| far.alias);
+        known.unwrap_or_else(|| self.introduce(key))
     }
 
     /// Gives `key` a name on this stream.

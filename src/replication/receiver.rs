@@ -6,9 +6,10 @@ use std::time::Instant;
 use super::block::Stream;
 use super::lane::{Arrived, Lane};
 use super::port::{Opened, PortLane};
+use super::pull::Payloads;
 use super::{Deliver, LaneError};
 use crate::codec::{self, QoS};
-use crate::frame::lane::{self, Block, Cover, Covers, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages};
+use crate::frame::lane::{self, Block, Cover, Covers, Entry, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages};
 use crate::ids::{OpenMark, OpenNumber};
 use crate::limits::{BLOCK_BYTES, OPEN_COVERS_BYTES_MAX, STREAMS_PER_LANE_MAX};
 
@@ -176,6 +177,26 @@ impl LaneReceiver {
                     self.gap(lane, &stream, from, to, now)?;
                 }
             }
+            LaneFrame::Pull { alias, sequences } => {
+                if let Some(stream) = self.stream(alias)?.filter(|_| lane.reliable) {
+                    lane.pulled(&stream, &sequences.iter().collect::<Vec<_>>(), &self.port_lane, now);
+                }
+            }
+            LaneFrame::Payloads { alias, age_ms, first, body } => {
+                if let Some(stream) = self.stream(alias)?.filter(|stream| lane.reliable && !Arc::ptr_eq(stream, &lane.own)) {
+                    let payloads = payloads(first, body)?;
+                    let counters = &self.port_lane.replication().counters;
+                    self.delivered |= lane.payloads_came(&stream, payloads, age_ms, now, deliver, counters);
+                    self.covered(lane, &stream, stream.cover());
+                }
+            }
+            LaneFrame::Gone { alias, sequences } => {
+                if let Some(stream) = self.stream(alias)?.filter(|stream| lane.reliable && !Arc::ptr_eq(stream, &lane.own)) {
+                    let (sequences, counters) = (sequences.iter().collect::<Vec<_>>(), &self.port_lane.replication().counters);
+                    self.delivered |= lane.payloads_gone(&stream, &sequences, now, deliver, counters);
+                    self.covered(lane, &stream, stream.cover());
+                }
+            }
             LaneFrame::Unknown => {}
         }
         Ok(())
@@ -224,7 +245,7 @@ impl LaneReceiver {
         let port_lane = Arc::clone(&self.port_lane);
         let counters = &port_lane.replication().counters;
         // All of it is looked at before any of it is taken.
-        let (last, count) = survey(block, lane.reliable)?;
+        let Surveyed { last, count, has_stubs } = survey(block.first, block.body, lane.reliable)?;
         // Before the block is in the ring, where this port's cursor would come upon it.
         self.port_lane.raise(stream.key(), last);
         if Arc::ptr_eq(stream, &lane.own) {
@@ -242,36 +263,38 @@ impl LaneReceiver {
         }
         *heard = now;
         let Block { first, hops, age_ms, body, .. } = *block;
-        lane.append(&Arrived { stream, first, last, hops, age_ms, body }, now);
-        let mut new = 0;
+        let appended = lane.append(&Arrived { stream, first, last, hops, age_ms, body, from: self.port_lane.number() }, now);
+        let (mut new, mut missing) = (0, Vec::new());
         let is_from_before = !stream.is_delivered() && lane.is_from_before(age_ms, now);
         if !is_from_before {
             stream.set_delivered();
         }
-        let is_from_absence = lane.is_from_absence(age_ms, now);
-        for (sequence, mut message) in Messages::new(first, body).flatten() {
+        let owed_from = cover.max(stream.dealt_with());
+        if has_stubs && !is_from_before {
+            let new_entries = Messages::new(first, body).flatten().filter(|(sequence, _)| *sequence > owed_from);
+            let wanted = new_entries.filter(|(_, entry)| matches!(entry, Entry::Stub(stub) if deliver.wants(stub.topic)));
+            missing.extend(wanted.map(|(sequence, _)| sequence));
+        }
+        let is_held = !is_from_before && (!missing.is_empty() || stream.is_holding());
+        for (sequence, entry) in Messages::new(first, body).flatten() {
             if sequence <= cover {
                 continue;
             }
             new += 1;
-            if is_from_before || sequence <= stream.dealt_with() {
-                continue;
+            if let Entry::Message(message) = entry
+                && !is_held
+                && !is_from_before
+                && sequence > owed_from
+            {
+                self.delivered |= lane.hand_over(message, age_ms, now, deliver, counters);
             }
-            match message.expiry_seconds {
-                Some(seconds) if u64::from(seconds) <= age_ms / 1_000 => counters.messages_expired.add(1),
-                expiry => {
-                    // In range: less than the u32 it is taken from.
-                    message.expiry_seconds = expiry.map(|seconds| seconds - (age_ms / 1_000) as u32);
-                    match is_from_absence {
-                        true => deliver.catch_up(&message),
-                        false => deliver.deliver(&message),
-                    }
-                    self.delivered = true;
-                }
-            }
+        }
+        if is_held {
+            self.delivered |= lane.hold(stream, (appended, owed_from), &missing, now, deliver, counters);
         }
         self.covered(lane, stream, last);
         drop(heard);
+        lane.pull(stream, &missing, None);
         counters.messages_received.add(new);
         counters.messages_duplicate.add(count - new);
         self.appended = true;
@@ -283,6 +306,7 @@ impl LaneReceiver {
         if lane.log.is_none() {
             return;
         }
+        let cover = stream.delivered_of(cover);
         match self.covered.last_mut().filter(|(last, _)| Arc::ptr_eq(last, stream)) {
             Some((_, known)) => *known = cover,
             None => self.covered.push((Arc::clone(stream), cover)),
@@ -325,18 +349,41 @@ impl LaneReceiver {
     }
 }
 
-/// The last id of a block and how many messages it has, if all of it is well-formed.
-fn survey(block: &Block<'_>, reliable: bool) -> Result<(u64, u64), LaneError> {
-    let mut found = Err(LaneError::EmptyBlock);
-    for message in Messages::new(block.first, block.body) {
-        let (sequence, message) = message?;
-        if (message.qos != QoS::AtMostOnce) != reliable {
-            return Err(LaneError::WrongClass(message.qos));
+/// What is found in a block that is well-formed.
+struct Surveyed {
+    /// The last id.
+    last: u64,
+    /// Messages.
+    count: u64,
+    /// Some of them are stubs.
+    has_stubs: bool,
+}
+
+fn survey(first: u64, body: &[u8], reliable: bool) -> Result<Surveyed, LaneError> {
+    let (mut found, mut has_stubs) = (Err(LaneError::EmptyBlock), false);
+    for message in Messages::new(first, body) {
+        let (sequence, entry) = message?;
+        has_stubs |= matches!(entry, Entry::Stub(_));
+        if (entry.qos() != QoS::AtMostOnce) != reliable {
+            return Err(LaneError::WrongClass(entry.qos()));
         }
-        if !message.properties.is_empty() {
+        if let Entry::Message(message) = entry
+            && !message.properties.is_empty()
+        {
             codec::check_forwardable(message.properties)?;
         }
         found = Ok((sequence, found.map_or(1, |(_, count)| count + 1)));
     }
-    found
+    found.map(|(last, count)| Surveyed { last, count, has_stubs })
+}
+
+/// What answers our questions, if all of it is well-formed.
+fn payloads(first: u64, body: &[u8]) -> Result<Payloads<'_>, LaneError> {
+    if survey(first, body, true)?.has_stubs {
+        return Err(LaneError::StubAsPayload);
+    }
+    let messages = Messages::new(first, body).flatten();
+    Ok(messages
+        .filter_map(|(sequence, entry)| if let Entry::Message(message) = entry { Some((sequence, message)) } else { None })
+        .collect())
 }

@@ -75,7 +75,8 @@ impl<T: Entry> Ring<T> {
     }
 
     /// Puts `block` at its position, and trims what is then above the bounds.
-    pub(super) fn publish(&self, block: T) {
+    pub(super) fn publish(&self, block: impl Into<Arc<T>>) {
+        let block = block.into();
         let (position, bytes) = (block.position(), block.bytes() as u64);
         let Some(slot) = self.slot(position) else { return };
         while self.tail() + self.slots() <= position {
@@ -83,7 +84,7 @@ impl<T: Entry> Ring<T> {
                 spin();
             }
         }
-        let block = Some(Arc::new(block));
+        let block = Some(block);
         loop {
             // Empty, or held by the block of one round ago, which somebody has just trimmed and not yet taken out.
             let current = slot.load();
@@ -93,6 +94,25 @@ impl<T: Entry> Ring<T> {
             }
         }
         self.appended_bytes.0.fetch_add(bytes, Ordering::AcqRel);
+        self.trim_to_bytes();
+    }
+
+    /// Puts `block`, which says more and is no smaller, in the place of the one at its position, if that is still there. Two may not do so for one
+    /// position at once.
+    pub(super) fn replace(&self, block: &Arc<T>) {
+        let Some(slot) = self.slot(block.position()) else { return };
+        let current = slot.load();
+        let held: &Option<Arc<T>> = &current;
+        let Some(bytes_before) = held.as_ref().filter(|held| held.position() == block.position()).map(|held| held.bytes()) else {
+            return;
+        };
+        if slot.replace(&current, Some(Arc::clone(block))) {
+            self.appended_bytes.0.fetch_add(block.bytes().saturating_sub(bytes_before) as u64, Ordering::AcqRel);
+            self.trim_to_bytes();
+        }
+    }
+
+    fn trim_to_bytes(&self) {
         while self.held_bytes() > self.bytes_max && self.tail() + 1 < self.next() && self.trim_one(|_| true) {}
     }
 

@@ -6,11 +6,13 @@ pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(super) use atomic_waker::AtomicWaker;
 #[cfg(loom)]
+pub(super) use loom::sync::MutexGuard;
+#[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(super) use modelled::{AtomicWaker, Mutex, Slot, spin};
 #[cfg(not(loom))]
-pub(super) use parking_lot::Mutex;
+pub(super) use parking_lot::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub(super) use real::Slot;
 #[cfg(not(loom))]

@@ -207,7 +207,10 @@ impl Router {
         for group in route.shared.iter().filter(|group| !is_late || group.members.iter().any(is_owed)) {
             batch.deliver_to_one(group, message, now);
         }
-        if let (Some(mesh), true) = (self.mesh(), matches!(ingress, Ingress::Session(_) | Ingress::Will(_))) {
+        // Who subscribes later wants what is retained; of the rest, what nobody wants does not leave this broker.
+        let mesh = self.mesh().filter(|_| matches!(ingress, Ingress::Session(_) | Ingress::Will(_)));
+        let mesh = mesh.filter(|mesh| message.retain || route.is_wanted_elsewhere(message.topic, mesh.interest()));
+        if let Some(mesh) = mesh {
             let message = MeshMessage {
                 topic: message.topic,
                 payload: message.payload,
@@ -219,7 +222,7 @@ impl Router {
             };
             batch.mesh.push(mesh, &message);
         }
-        if route.targets.is_empty() && route.shared.is_empty() && self.mesh().is_none() { Routed::Unmatched } else { Routed::Done }
+        if route.is_empty() && mesh.is_none() { Routed::Unmatched } else { Routed::Done }
     }
 
     fn route(&self, routes: &mut RouteCache, topic: &str, publisher: Option<&Subscriber>) -> Arc<Route> {
@@ -406,6 +409,11 @@ impl LinkDelivery {
             properties: message.properties,
         };
         self.router.publish(&mut self.batch, &mut self.routes, &message, ingress, now);
+    }
+
+    /// Whether a message of this topic would be for somebody here.
+    pub fn wants(&mut self, topic: &str) -> bool {
+        !is_system(topic) && !self.router.route(&mut self.routes, topic, None).is_empty()
     }
 
     /// Ends the batch.

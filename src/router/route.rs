@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::share::{Chooser, SharedTargets};
 use crate::codec::QoS;
+use crate::interest::Interest;
 use crate::pressure::Level;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
 use crate::topic::SubscriptionTrie;
@@ -127,6 +128,8 @@ pub(super) struct Route {
     pub(super) may_publish: bool,
     pub(super) targets: Vec<Target>,
     pub(super) shared: Vec<SharedTargets>,
+    /// Whether other brokers want the topic, and above that bit the generation of their interest under which this was found.
+    elsewhere: AtomicU64,
 }
 
 impl Route {
@@ -158,7 +161,25 @@ impl Route {
             })
             .collect();
         let shared = groups.into_values().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
-        Self { may_publish: true, targets, shared }
+        Self { may_publish: true, targets, shared, elsewhere: AtomicU64::new(0) }
+    }
+
+    /// Whether nobody here gets the topic.
+    pub(super) fn is_empty(&self) -> bool {
+        self.targets.is_empty() && self.shared.is_empty()
+    }
+
+    /// Whether another broker wants the topic, which is the route's. Looked up once, until the interest of others changes.
+    pub(super) fn is_wanted_elsewhere(&self, topic: &str, interest: &Interest) -> bool {
+        // Before what it speaks of: what is found is no older than what it is remembered under.
+        let generation = interest.generation();
+        let remembered = self.elsewhere.load(Ordering::Relaxed);
+        if remembered >> 1 == generation {
+            return remembered & 1 == 1;
+        }
+        let is_wanted = interest.is_wanted_elsewhere(topic);
+        self.elsewhere.store((generation << 1) | u64::from(is_wanted), Ordering::Relaxed);
+        is_wanted
     }
 
     /// Whether a message of QoS 1 or 2 would have to be kept on disk for somebody.

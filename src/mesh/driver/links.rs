@@ -178,6 +178,7 @@ impl Driver {
         self.register_down(port);
         // The connection is closed, so that its lanes' tasks write nothing more: the tree may open lanes elsewhere.
         self.tree(Input::LinkDown { port });
+        self.not_behind(port);
         self.changed();
     }
 

@@ -5,6 +5,7 @@
 
 mod admission;
 mod claims;
+mod interest;
 mod links;
 pub(super) mod recorder;
 mod records;
@@ -25,6 +26,7 @@ use tokio::time::sleep_until;
 
 use crate::clock;
 use crate::ids::{BrokerId, PortId, TreeId};
+use crate::interest::Neighbourhood;
 use crate::mesh::complaints::Complaints;
 use crate::mesh::connect::Proposal;
 use crate::mesh::error::LinkError;
@@ -35,7 +37,7 @@ use crate::mesh::incarnation::IncarnationError;
 use crate::mesh::link::{Event, Link, Measured};
 use crate::mesh::metrics::MeshMetrics;
 use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
-use crate::replication::Replication;
+use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
@@ -117,6 +119,8 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) recorder: Option<Recorder>,
     /// Addresses to tell others.
     pub(in crate::mesh) addresses: Vec<String>,
+    /// How long subscribers wait for what was left out on the way here.
+    pub(in crate::mesh) pull_timeout: Duration,
 }
 
 /// One link as the driver sees it.
@@ -170,6 +174,11 @@ pub(in crate::mesh) struct Driver {
     complaints: Complaints,
     /// To the end of our own certificate.
     countdown: Countdown,
+    neighbourhood: Neighbourhood,
+    /// When neighbours are told of changes in it.
+    tell_behind_at: Option<Instant>,
+    /// For what was waited for in vain.
+    deliver: Box<dyn Deliver + Send>,
 }
 
 /// A candidate whose rival had a detection time to show that it lives.
@@ -213,6 +222,7 @@ impl Driver {
         };
         let sight = Sight::new(&stp);
         let countdown = Countdown::new(settings.local.credentials.load().validity().life());
+        let (own_id, deliver) = (settings.local.identity.id, (settings.deliver)());
         let driver = Self {
             recorder: settings.recorder.take(),
             settings,
@@ -233,6 +243,9 @@ impl Driver {
             fatal: None,
             complaints: Complaints::default(),
             countdown,
+            neighbourhood: Neighbourhood::new(own_id),
+            tell_behind_at: None,
+            deliver,
         };
         (driver, Inputs { events: events_out, proposals, stop, reloaded: Arc::default(), probed: probed_out })
     }
@@ -247,8 +260,8 @@ impl Driver {
         loop {
             let tree_due = self.stp.poll_timeout();
             let record_due = self.record_due();
-            let due = tree_due.map_or(record_due, |tree| tree.min(record_due));
-            let due = self.register_due().map_or(due, |register| register.min(due));
+            let timers = [tree_due, self.register_due(), self.tell_behind_at];
+            let due = timers.into_iter().flatten().fold(record_due, Instant::min);
             let registers = Arc::clone(&self.settings.registers);
             tokio::select! {
                 biased;
@@ -285,6 +298,7 @@ impl Driver {
         if self.register_due().is_some_and(|due| due <= now) {
             self.tell_register();
         }
+        self.tell_behind(now);
     }
 
     fn sweep(&mut self) {
@@ -294,6 +308,7 @@ impl Driver {
         self.prove_waiting();
         self.register_tick();
         self.settings.replication.trim(now);
+        self.settings.replication.repeat_pulls(self.settings.pull_timeout, now, &mut *self.deliver);
         self.book.records.write().expire(now);
         let before = self.lost.len();
         self.lost.retain(|_, lost| now.saturating_duration_since(lost.at) < RECORD_LIFE);
@@ -312,6 +327,7 @@ impl Driver {
             Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
             Event::Record { port, wire, seal } => self.record(port, wire, &seal),
             Event::Register { port, word } => self.register(port, word),
+            Event::Behind { port, members } => self.behind(port, members),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
         }

@@ -57,6 +57,7 @@ impl Driver {
                     debug!(peer = %entry.link.peer.name, ?role, forwarding, "port");
                     self.settings.local.roster.neighbours.lock().set_carries(port.peer, forwarding);
                     self.changed();
+                    self.tree_link(port, forwarding);
                 }
             }
         }

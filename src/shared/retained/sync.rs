@@ -29,7 +29,7 @@ use super::super::stamp::ClockWord;
 use crate::codec::{self, DecodeError};
 use crate::frame::FrameError;
 use crate::frame::bulk::{BulkFrame, LIST_STAMPS_MAX, List, Sums, TopicKey, put_clock, put_done, put_list, put_listed, put_sums};
-use crate::frame::lane::{MeshMessage, Messages};
+use crate::frame::lane::{Entry, MeshMessage, Messages};
 use crate::ids::Stamp;
 
 /// Offers of one link are so far apart, at least.
@@ -349,7 +349,7 @@ impl RetainedSync {
     fn messages(&mut self, body: &[u8], copies: &(impl RetainedCopies + ?Sized), now: Instant) -> Result<(), SyncError> {
         // All of them are looked at before any is taken.
         for message in Messages::new(0, body) {
-            let (_, message) = message?;
+            let (_, Entry::Message(message)) = message? else { return Err(SyncError::NotRetained) };
             if !message.retain || message.stamp.is_none() {
                 return Err(SyncError::NotRetained);
             }
@@ -357,8 +357,10 @@ impl RetainedSync {
                 codec::check_forwardable(message.properties)?;
             }
         }
-        for (_, message) in Messages::new(0, body).flatten() {
-            if copies.take(&message, now) == Taken::News {
+        for (_, entry) in Messages::new(0, body).flatten() {
+            if let Entry::Message(message) = entry
+                && copies.take(&message, now) == Taken::News
+            {
                 self.news.1 = self.news.1.wrapping_add(1);
             }
         }

@@ -44,7 +44,13 @@ impl LaneLedger {
                         messages += 1;
                     }
                 }
-                LaneFrame::Covers { .. } | LaneFrame::Close { .. } | LaneFrame::Gap { .. } | LaneFrame::Unknown => {}
+                LaneFrame::Covers { .. }
+                | LaneFrame::Close { .. }
+                | LaneFrame::Gap { .. }
+                | LaneFrame::Pull { .. }
+                | LaneFrame::Payloads { .. }
+                | LaneFrame::Gone { .. }
+                | LaneFrame::Unknown => {}
             }
         }
         self.unread = unread[at..].to_vec();

@@ -1,0 +1,463 @@
+//! What other brokers want: the filters of each member of the mesh, and who of them is behind which tree port.
+//!
+//! Two questions are answered. Whether a member other than this broker wants a topic at all: what nobody wants does not enter the mesh
+//! ([`Interest::is_wanted_elsewhere`]). And whether somebody behind a tree port does: who is there gets the message, else a stub
+//! ([`Verdicts`]). A wrong answer to the second costs a pull or a few bytes, never a message, so who is behind a port ([`Behind`]) may be told
+//! late and needs no confirmation. Whatever is not known is taken as wanted: a member whose filters are not known wants everything, and so
+//! does a port of which nothing is known.
+//!
+//! It is not: where the filters come from (they are told in registers, by `mesh`), nor what a local client wants (`router`).
+//!
+//! Invariant: [`Interest::generation`] grows with every change; what was worked out under another is void.
+//!
+//! Specification: `ARCHITECTURE.md`, "Interest".
+
+mod behind;
+mod members;
+mod rules;
+mod verdicts;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{RwLock, RwLockWriteGuard};
+
+pub use behind::{Neighbourhood, Told};
+pub use rules::{Mode, Rules};
+pub use verdicts::{Behind, Verdicts};
+
+use crate::ids::BrokerId;
+use crate::limits::BROKERS_MAX;
+use crate::shared::register::{Change, Follow, Key};
+use crate::topic::{self, SubscriptionTrie};
+use members::{MemberSet, Place};
+
+/// A filter that wants everything.
+const EVERYTHING: &str = "#";
+
+/// The interest of all members of the mesh but this broker.
+#[derive(Debug)]
+pub struct Interest {
+    own: BrokerId,
+    rules: Rules,
+    generation: AtomicU64,
+    known: RwLock<Known>,
+}
+
+/// What is known of the members.
+#[derive(Debug, Default)]
+struct Known {
+    /// Under each filter the places of the members that have it.
+    trie: SubscriptionTrie<Place, ()>,
+    places: HashMap<BrokerId, Place, ahash::RandomState>,
+    /// At their places; a place of nobody is used again.
+    members: Vec<Option<Member>>,
+    /// How many of them want everything.
+    wanting_all: usize,
+    /// How many of them have not told their filters.
+    unknown: usize,
+}
+
+#[derive(Debug)]
+struct Member {
+    /// Its filters are all that it wants.
+    is_known: bool,
+    /// It said so: its filters were too many to be told.
+    wants_all: bool,
+    /// How often it has each filter: plainly and in share groups.
+    filters: HashMap<Box<str>, u32, ahash::RandomState>,
+}
+
+impl Member {
+    /// Of whatever topic, as far as is known.
+    fn wants_everything(&self) -> bool {
+        !self.is_known || self.wants_all
+    }
+}
+
+/// Who wants a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// It goes everywhere.
+    ByRule,
+    /// These.
+    By(MemberSet),
+}
+
+impl Interest {
+    /// Nobody is known.
+    #[must_use]
+    pub fn new(own: BrokerId, rules: Rules) -> Self {
+        Self { own, rules, generation: AtomicU64::new(1), known: RwLock::default() }
+    }
+
+    /// Grows with every change.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Whether another member wants `topic`. While none is known it is taken to be wanted: others may be there, and have not been met.
+    #[must_use]
+    pub fn is_wanted_elsewhere(&self, topic: &str) -> bool {
+        if self.rules.mode(topic) == Mode::Full {
+            return true;
+        }
+        let known = self.known.read();
+        if known.wanting_all > 0 || known.places.is_empty() {
+            return true;
+        }
+        let mut is_wanted = false;
+        known.trie.for_each_match(topic, |_, ()| is_wanted = true);
+        is_wanted
+    }
+
+    /// To change what is known.
+    #[must_use]
+    pub fn change(&self) -> Changes<'_> {
+        Changes { interest: self, known: self.known.write(), has_changed: false }
+    }
+
+    /// Members that are known, and of how many of them the filters.
+    #[must_use]
+    pub fn members(&self) -> (usize, usize) {
+        let known = self.known.read();
+        (known.places.len(), known.places.len() - known.unknown)
+    }
+
+    /// Filters of all members together.
+    #[must_use]
+    pub fn filters(&self) -> usize {
+        self.known.read().trie.len()
+    }
+
+    fn wanted(&self, topic: &str) -> Wanted {
+        if self.rules.mode(topic) == Mode::Full {
+            return Wanted::ByRule;
+        }
+        let mut members = MemberSet::default();
+        self.known.read().trie.for_each_match(topic, |place, ()| members.insert(*place));
+        Wanted::By(members)
+    }
+
+    /// The places of `members`. `None` where one of them wants everything, as far as is known.
+    fn places(&self, members: &[BrokerId]) -> Option<MemberSet> {
+        if self.rules.is_full() {
+            return None;
+        }
+        let known = self.known.read();
+        let mut places = MemberSet::default();
+        for member in members.iter().filter(|member| **member != self.own) {
+            let place = *known.places.get(member)?;
+            let found = known.member(place)?;
+            if found.wants_everything() || found.filters.contains_key(EVERYTHING) {
+                return None;
+            }
+            places.insert(place);
+        }
+        Some(places)
+    }
+}
+
+impl Known {
+    fn member(&self, place: Place) -> Option<&Member> {
+        self.members.get(usize::from(place)).and_then(Option::as_ref)
+    }
+
+    /// The member with its place, new if it is not known. `None` where there are as many as a mesh may have.
+    fn member_or_new(&mut self, id: BrokerId) -> Option<(Place, &mut Member)> {
+        let place = match self.places.get(&id) {
+            Some(place) => *place,
+            None => {
+                let free = self.members.iter().position(Option::is_none).unwrap_or(self.members.len());
+                let place = Place::try_from(free).ok().filter(|place| usize::from(*place) < BROKERS_MAX)?;
+                if free == self.members.len() {
+                    self.members.push(None);
+                }
+                self.places.insert(id, place);
+                self.unknown += 1;
+                self.wanting_all += 1;
+                place
+            }
+        };
+        let new = || Member { is_known: false, wants_all: false, filters: HashMap::default() };
+        let member = self.members.get_mut(usize::from(place))?.get_or_insert_with(new);
+        Some((place, member))
+    }
+
+    /// The member's filters are known or not, and it wants everything or not. Whether that is new.
+    fn set(&mut self, id: BrokerId, is_known: bool, wants_all: bool) -> bool {
+        let Some((_, member)) = self.member_or_new(id) else { return false };
+        let before = (member.is_known, member.wants_all);
+        (member.is_known, member.wants_all) = (is_known, wants_all);
+        let (did, does) = (!before.0 || before.1, member.wants_everything());
+        self.unknown = self.unknown + usize::from(!is_known) - usize::from(!before.0);
+        self.wanting_all = self.wanting_all + usize::from(does) - usize::from(did);
+        before != (is_known, wants_all)
+    }
+
+    /// Whether the member's filters are known, and whether it said that it wants everything.
+    fn state(&self, id: BrokerId) -> Option<(bool, bool)> {
+        let place = *self.places.get(&id)?;
+        self.member(place).map(|member| (member.is_known, member.wants_all))
+    }
+}
+
+/// Changes that become visible together. Readers wait meanwhile.
+#[derive(Debug)]
+pub struct Changes<'a> {
+    interest: &'a Interest,
+    known: RwLockWriteGuard<'a, Known>,
+    has_changed: bool,
+}
+
+impl Changes<'_> {
+    /// There is such a member, and nothing is known of what it wants.
+    pub fn join(&mut self, member: BrokerId) {
+        if member == self.interest.own {
+            return;
+        }
+        let is_new = self.known.state(member).is_none();
+        self.drop_filters(member);
+        self.has_changed |= self.known.set(member, false, false) || is_new;
+    }
+
+    /// From now on the filters that the member was given and is given are all that it wants.
+    pub fn know(&mut self, member: BrokerId) {
+        if let Some((_, wants_all)) = self.known.state(member) {
+            self.has_changed |= self.known.set(member, true, wants_all);
+        }
+    }
+
+    /// The member says that it wants everything, or no longer.
+    pub fn want_all(&mut self, member: BrokerId, wants_all: bool) {
+        if let Some((is_known, _)) = self.known.state(member) {
+            self.has_changed |= self.known.set(member, is_known, wants_all);
+        }
+    }
+
+    /// The member has one more filter (`levels`, without a share name).
+    pub fn insert(&mut self, member: BrokerId, levels: &str) {
+        let Some(place) = self.known.places.get(&member).copied() else { return };
+        let known = &mut *self.known;
+        let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
+        match found.filters.get_mut(levels) {
+            Some(count) => *count += 1,
+            None => {
+                found.filters.insert(levels.into(), 1);
+                known.trie.insert(levels, place, ());
+                self.has_changed = true;
+            }
+        }
+    }
+
+    /// The member has given up one that it was given.
+    pub fn remove(&mut self, member: BrokerId, levels: &str) {
+        let Some(place) = self.known.places.get(&member).copied() else { return };
+        let known = &mut *self.known;
+        let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
+        let Some(count) = found.filters.get_mut(levels) else { return };
+        *count -= 1;
+        if *count == 0 {
+            found.filters.remove(levels);
+            known.trie.remove(levels, &place);
+            self.has_changed = true;
+        }
+    }
+
+    /// It is no member any more.
+    pub fn leave(&mut self, member: BrokerId) {
+        if self.known.state(member).is_none() {
+            return;
+        }
+        self.drop_filters(member);
+        self.known.set(member, true, false);
+        if let Some(place) = self.known.places.remove(&member)
+            && let Some(left) = self.known.members.get_mut(usize::from(place))
+        {
+            *left = None;
+        }
+        self.has_changed = true;
+    }
+
+    fn drop_filters(&mut self, member: BrokerId) {
+        let Some(place) = self.known.places.get(&member).copied() else { return };
+        let known = &mut *self.known;
+        let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
+        for levels in std::mem::take(&mut found.filters).keys() {
+            known.trie.remove(levels, &place);
+        }
+    }
+}
+
+impl Follow for Interest {
+    fn joined(&self, member: BrokerId) {
+        self.change().join(member);
+    }
+
+    fn known(&self, member: BrokerId) {
+        self.change().know(member);
+    }
+
+    fn changed(&self, member: BrokerId, changes: &[Change]) {
+        let mut all = self.change();
+        for (key, value) in changes {
+            match key {
+                Key::Everything => all.want_all(member, value.is_some()),
+                Key::Filter(text) => {
+                    // A filter that this broker cannot read matches nothing that it could be asked for.
+                    let Ok(filter) = topic::parse_filter(text) else { continue };
+                    if value.is_some() { all.insert(member, filter.levels) } else { all.remove(member, filter.levels) }
+                }
+                Key::Session(_) | Key::Echo(_) | Key::Unknown(..) => {}
+            }
+        }
+    }
+
+    fn left(&self, member: BrokerId) {
+        self.change().leave(member);
+    }
+}
+
+impl Drop for Changes<'_> {
+    fn drop(&mut self) {
+        if self.has_changed {
+            // Under the lock: who sees the new generation works it out anew from what is new.
+            self.interest.generation.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::register::Value;
+
+    const OWN: BrokerId = BrokerId(1);
+    const A: BrokerId = BrokerId(2);
+    const B: BrokerId = BrokerId(3);
+
+    fn interest() -> Interest {
+        Interest::new(OWN, Rules::new(Mode::Interest, []))
+    }
+
+    /// Members whose filters are known, and have none.
+    fn interest_of(members: &[BrokerId]) -> Interest {
+        let interest = interest();
+        for member in members {
+            interest.change().join(*member);
+            interest.change().know(*member);
+        }
+        interest
+    }
+
+    #[test]
+    fn what_is_not_known_is_wanted() {
+        let interest = interest();
+        assert!(interest.is_wanted_elsewhere("t"), "nobody is known");
+        interest.joined(A);
+        assert!(interest.is_wanted_elsewhere("t"), "what A wants is not known");
+        interest.known(A);
+        assert!(!interest.is_wanted_elsewhere("t"));
+        interest.joined(B);
+        assert!(interest.is_wanted_elsewhere("t"));
+        assert_eq!(interest.members(), (2, 1));
+        interest.left(B);
+        assert!(!interest.is_wanted_elsewhere("t"));
+        interest.joined(A);
+        assert!(interest.is_wanted_elsewhere("t"), "A has another life");
+        interest.joined(OWN);
+        assert_eq!(interest.members(), (1, 0), "this broker is none of the others");
+    }
+
+    #[test]
+    fn a_filter_counts_until_its_last_key_is_gone() {
+        let interest = interest_of(&[A, B]);
+        let is_wanted = || interest.is_wanted_elsewhere("a/b");
+        let change = |member, filter: &str, is_there: bool| {
+            interest.changed(member, &[(Key::Filter(filter.into()), is_there.then_some(Value::Present))]);
+        };
+        change(A, "a/+", true);
+        change(A, "$share/group/a/+", true);
+        change(B, "a/b", true);
+        change(BrokerId(7), "a/b", true);
+        assert_eq!((is_wanted(), interest.filters()), (true, 2));
+        change(B, "a/b", false);
+        change(A, "a/+", false);
+        assert_eq!((is_wanted(), interest.filters()), (true, 1));
+        change(A, "$share/group/a/+", false);
+        change(A, "a/+", false);
+        assert_eq!((is_wanted(), interest.filters()), (false, 0));
+        change(A, "x", true);
+        interest.joined(A);
+        interest.known(A);
+        assert_eq!((interest.is_wanted_elsewhere("x"), interest.filters()), (false, 0), "that was another life");
+    }
+
+    #[test]
+    fn who_has_too_many_filters_wants_everything() {
+        let interest = interest_of(&[A, B]);
+        interest.changed(A, &[(Key::Everything, Some(Value::Present))]);
+        assert!(interest.is_wanted_elsewhere("$x") && interest.places(&[A]).is_none() && interest.places(&[B]).is_some());
+        interest.joined(A);
+        interest.known(A);
+        assert!(!interest.is_wanted_elsewhere("$x"));
+        interest.changed(A, &[(Key::Everything, Some(Value::Present))]);
+        interest.changed(A, &[(Key::Everything, None)]);
+        assert!(!interest.is_wanted_elsewhere("$x"));
+        interest.changed(A, &[(Key::Everything, Some(Value::Present))]);
+        interest.left(A);
+        assert!(!interest.is_wanted_elsewhere("$x"));
+    }
+
+    #[test]
+    fn the_generation_grows_with_changes_and_with_nothing_else() {
+        let interest = interest();
+        let mut last = interest.generation();
+        let mut has_grown = || {
+            let now = interest.generation();
+            std::mem::replace(&mut last, now) != now
+        };
+        interest.joined(A);
+        assert!(has_grown());
+        interest.known(A);
+        assert!(has_grown());
+        interest.known(A);
+        interest.joined(OWN);
+        interest.left(B);
+        interest.change().remove(A, "x");
+        assert!(!has_grown());
+        interest.change().insert(A, "x");
+        assert!(has_grown());
+        interest.change().insert(A, "x");
+        assert!(!has_grown(), "the same filter once more");
+        interest.left(A);
+        assert!(has_grown());
+    }
+
+    #[test]
+    fn places_are_used_again() {
+        let interest = interest_of(&[A, B]);
+        interest.change().insert(A, "a");
+        interest.change().insert(B, "b");
+        interest.left(A);
+        let c = BrokerId(9);
+        interest.joined(c);
+        interest.known(c);
+        interest.change().insert(c, "c");
+        assert_eq!(interest.known.read().members.len(), 2);
+        assert_eq!(interest.wanted("c"), Wanted::By(interest.places(&[c]).unwrap()));
+        assert_eq!(interest.wanted("a"), Wanted::By(MemberSet::default()));
+        (0..BROKERS_MAX as u64 + 9).for_each(|id| interest.joined(BrokerId(100 + id)));
+        assert_eq!(interest.members().0, BROKERS_MAX);
+    }
+
+    #[test]
+    fn a_rule_that_says_full_wants_it() {
+        let interest = Interest::new(OWN, Rules::new(Mode::Interest, [("a/#".into(), Mode::Full)]));
+        interest.joined(A);
+        interest.known(A);
+        assert!(interest.is_wanted_elsewhere("a/b") && !interest.is_wanted_elsewhere("b"));
+        assert_eq!(interest.wanted("a"), Wanted::ByRule);
+    }
+}
