@@ -3,11 +3,11 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
-use crate::arguments::{BrokerAddress, Command, EndToEnd, Latency, Load, Pair, Pub, Sub, Target};
+use crate::arguments::{BrokerAddress, EndToEnd, Latency, Load, LoadCommand, Pair, Pub, Sub, Target};
 use crate::client::{ConnectionPlan, Pace, PublisherPlan, SubscriberPlan};
 use crate::course::CoursePlan;
 use crate::progress::Extent;
-use crate::wire::{Login, QoS, Version};
+use crate::wire::{Login, QoS, Session, Version};
 
 const DURATION: Duration = Duration::from_secs(10);
 
@@ -38,15 +38,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The plan for a command.
-    pub(crate) fn new(command: &Command) -> Self {
-        // The only randomness needed, and the standard library has it: a hasher's keys.
-        let run = RandomState::new().build_hasher().finish() as u32;
+    /// The plan for a load.
+    pub(crate) fn new(command: &LoadCommand) -> Self {
+        let run = random_run();
         match command {
-            Command::Pub(command) => publish_only(command, run),
-            Command::Sub(command) => subscribe_only(command, run),
-            Command::Pair(Pair { end_to_end, pairs, rate }) => between_ends("pair", end_to_end, *pairs, *rate, run),
-            Command::Latency(Latency { end_to_end, rate }) => between_ends("latency", end_to_end, 1, Some(*rate), run),
+            LoadCommand::Pub(command) => publish_only(command, run),
+            LoadCommand::Sub(command) => subscribe_only(command, run),
+            LoadCommand::Pair(Pair { end_to_end, pairs, rate }) => between_ends("pair", end_to_end, *pairs, *rate, run),
+            LoadCommand::Latency(Latency { end_to_end, rate }) => between_ends("latency", end_to_end, 1, Some(*rate), run),
         }
     }
 
@@ -67,6 +66,11 @@ impl Plan {
             (None, None, None) => Extent::Unknown,
         }
     }
+}
+
+/// A number for a run. The only randomness needed, and the standard library has it: a hasher's keys.
+pub(crate) fn random_run() -> u32 {
+    RandomState::new().build_hasher().finish() as u32
 }
 
 fn publish_only(command: &Pub, run: u32) -> Plan {
@@ -149,6 +153,7 @@ impl Target {
             broker: brokers.get(nth % brokers.len().max(1)).map(|broker| broker.0.clone()).unwrap_or_default(),
             client_id: format!("lt{run:08x}{role}{index}"),
             version: self.version,
+            session: Session::Clean,
             login: login.map(|(username, password)| Login { username: username.clone(), password: password.clone() }),
             timeout: self.timeout,
         }
@@ -185,12 +190,13 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Arguments;
+    use crate::arguments::{Arguments, Command};
     use clap::Parser;
 
     fn plan(arguments: &str) -> Plan {
         let arguments = ["loadtest"].into_iter().chain(arguments.split_whitespace());
-        Plan::new(&Arguments::try_parse_from(arguments).unwrap().command)
+        let Command::Load(command) = Arguments::try_parse_from(arguments).unwrap().command else { panic!("a load") };
+        Plan::new(&command)
     }
 
     fn brokers<T>(clients: &[(ConnectionPlan, T)]) -> Vec<&str> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::client::FlowKey;
 use crate::ledger::Flow;
+use crate::mesh::{Account, FlowAccount, MeshPlan, PublisherAccount};
 use crate::plan::Plan;
 use crate::run::Outcome;
 use crate::tally::{Latencies, Snapshot};
@@ -64,6 +65,9 @@ pub(crate) struct Report {
     pub(crate) imperfect_flows: Vec<FlowReport>,
     pub(crate) faults: Vec<String>,
     pub(crate) interrupted: bool,
+    /// What came of each flow; only of `mesh`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mesh: Option<Account>,
 }
 
 /// One flow that is not perfect.
@@ -150,6 +154,36 @@ impl Report {
             imperfect_flows: imperfect(flows),
             faults,
             interrupted,
+            mesh: None,
+        }
+    }
+
+    /// The report of a mesh's `account`.
+    pub(crate) fn of_mesh(plan: &MeshPlan, account: Account, interrupted: bool) -> Self {
+        let sum = |count: fn(&PublisherAccount) -> u64| account.publishers.iter().map(count).sum();
+        let total = |count: fn(&FlowAccount) -> u64| account.flows.iter().map(count).sum();
+        Self {
+            command: "mesh",
+            mqtt: Some(plan.version),
+            publishers: plan.publishers.len(),
+            subscribers: plan.subscribers.len(),
+            payload_bytes: Some(plan.payload_bytes),
+            window: plan.window.get(),
+            rate: plan.rate.map(|rate| rate * plan.publishers.len() as f64),
+            sent: sum(|publisher| publisher.sent),
+            acknowledged: sum(|publisher| publisher.taken),
+            unacknowledged: sum(|publisher| publisher.unacknowledged),
+            refused: sum(|publisher| publisher.refused),
+            delivered: total(|flow| flow.delivered),
+            lost: total(|flow| flow.lost),
+            duplicated: total(|flow| flow.duplicated),
+            reordered: total(|flow| flow.reordered),
+            corrupted: total(|flow| flow.corrupted),
+            foreign: account.foreign(),
+            faults: account.violations.clone(),
+            interrupted,
+            mesh: Some(account),
+            ..Self::default()
         }
     }
 }
@@ -220,6 +254,9 @@ impl Display for Report {
             Some(rate) => writeln!(out, "  {rate}/s asked for")?,
             None => writeln!(out)?,
         }
+        if let Some(account) = &self.mesh {
+            return write!(out, "{account}");
+        }
         match (self.measured_seconds, self.sent_per_second, self.delivered_per_second) {
             (Some(seconds), Some(sent), Some(delivered)) => {
                 writeln!(out, "measured    {seconds:.2} s: sent {sent:.0}/s, delivered {delivered:.0}/s")?;
@@ -269,11 +306,13 @@ fn write_quantiles(out: &mut Formatter<'_>, name: &str, quantiles: Option<&Quant
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Arguments;
+    use crate::arguments::{Arguments, Command};
     use clap::Parser;
 
     fn pair_plan() -> Plan {
-        Plan::new(&Arguments::try_parse_from(["loadtest", "pair", "--pairs", "2"]).unwrap().command)
+        let arguments = Arguments::try_parse_from(["loadtest", "pair", "--pairs", "2"]).unwrap();
+        let Command::Load(command) = arguments.command else { panic!("a load") };
+        Plan::new(&command)
     }
 
     fn flow(sequences: &[u64]) -> Flow {

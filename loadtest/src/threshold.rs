@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::arguments;
 use crate::report::Report;
+use crate::wire::QoS;
 
 /// One condition.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ impl Metric {
     }
 }
 
-static METRICS: [Metric; 18] = [
+static METRICS: [Metric; 23] = [
     Metric::count("lost", |report| Some(report.lost as f64)),
     Metric::count("duplicated", |report| Some(report.duplicated as f64)),
     Metric::count("reordered", |report| Some(report.reordered as f64)),
@@ -46,6 +47,13 @@ static METRICS: [Metric; 18] = [
     Metric::count("stalls", |report| Some(report.stalls as f64)),
     Metric::count("sent_rate", |report| report.sent_per_second),
     Metric::count("delivered_rate", |report| report.delivered_per_second),
+    Metric::count("lost_qos0", |report| Some(report.mesh.as_ref()?.totals(QoS::AtMostOnce).lost as f64)),
+    Metric::count("lost_qos1", |report| Some(report.mesh.as_ref()?.totals(QoS::AtLeastOnce).lost as f64)),
+    Metric::count("lost_qos2", |report| Some(report.mesh.as_ref()?.totals(QoS::ExactlyOnce).lost as f64)),
+    Metric::count("sessions_lost", |report| Some(report.mesh.as_ref()?.sessions_lost() as f64)),
+    Metric::time("gap", |report| {
+        report.mesh.as_ref().map(|mesh| mesh.flows.iter().fold(0.0, |gap, flow| flow.gap_ms.max(gap)) * 1e3)
+    }),
     Metric::time("min", |report| Some(report.latency_us.as_ref()?.min)),
     Metric::time("mean", |report| Some(report.latency_us.as_ref()?.mean)),
     Metric::time("p50", |report| Some(report.latency_us.as_ref()?.p50)),

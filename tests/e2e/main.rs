@@ -25,6 +25,7 @@ mod discovery;
 mod durable;
 mod foreign;
 mod healing;
+mod ledger;
 mod listen;
 mod mesh;
 mod paths;

@@ -12,7 +12,8 @@ use super::liveness::{Liveness, Traffic, Verdict};
 use super::transport::Transport;
 use crate::clock::now_ns;
 use crate::wire::{
-    ConnAck, DISCONNECT, Frame, Login, PINGREQ, PacketKind, Version, WireFault, connack, connect, disconnect_reason,
+    ConnAck, DISCONNECT, Frame, Login, PINGREQ, PacketKind, Session, Version, WireFault, connack, connect, disconnect_reason,
+    push_variable_integer, split,
 };
 
 /// The keep alive we ask for.
@@ -25,6 +26,7 @@ pub(crate) struct ConnectionPlan {
     pub(crate) broker: String,
     pub(crate) client_id: String,
     pub(crate) version: Version,
+    pub(crate) session: Session,
     pub(crate) login: Option<Login>,
     /// How long the broker may owe an answer.
     pub(crate) timeout: Duration,
@@ -33,6 +35,8 @@ pub(crate) struct ConnectionPlan {
 /// See the module.
 pub(crate) struct Connection {
     transport: Transport,
+    /// Packets that came with the CONNACK: of a session that was kept.
+    early: Vec<u8>,
     version: Version,
     allowed: ConnAck,
     timeout: Duration,
@@ -50,16 +54,17 @@ impl Connection {
             let stream = TcpStream::connect(&plan.broker).await.map_err(Fault::Connect)?;
             stream.set_nodelay(true)?;
             let mut transport = Transport::new(stream);
-            connect(plan.version, &plan.client_id, plan.login.as_ref(), KEEP_ALIVE_SECONDS, transport.out())
+            connect(plan.version, &plan.client_id, plan.session, plan.login.as_ref(), KEEP_ALIVE_SECONDS, transport.out())
                 .map_err(Fault::Unwritable)?;
-            let allowed = consent(&mut transport, plan.version).await?;
-            Ok((transport, allowed))
+            let mut early = Vec::new();
+            let allowed = consent(&mut transport, plan, &mut early).await?;
+            Ok((transport, early, allowed))
         };
-        let (transport, allowed) = timeout(plan.timeout, opened).await.unwrap_or(Err(Fault::NoAnswer(plan.timeout)))?;
+        let (transport, early, allowed) = timeout(plan.timeout, opened).await.unwrap_or(Err(Fault::NoAnswer(plan.timeout)))?;
         let liveness = Liveness::new(plan.timeout, allowed.keep_alive_seconds.unwrap_or(KEEP_ALIVE_SECONDS), now_ns());
         let mut look = interval(liveness.look_every());
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { transport, version: plan.version, allowed, timeout: plan.timeout, liveness, look })
+        Ok(Self { transport, early, version: plan.version, allowed, timeout: plan.timeout, liveness, look })
     }
 
     pub(crate) fn version(&self) -> Version {
@@ -88,14 +93,24 @@ impl Connection {
         mut handle: impl FnMut(&Frame<'_>, &mut Vec<u8>) -> Result<(), Fault>,
     ) -> Poll<Result<(), Fault>> {
         let liveness = &mut self.liveness;
-        self.transport.poll_frames(cx, |frame, out| match frame.kind {
+        let mut handle = |frame: &Frame<'_>, out: &mut Vec<u8>| match frame.kind {
             PacketKind::PingResp => {
                 liveness.pong();
                 Ok(())
             }
             PacketKind::Disconnect => Err(Fault::Disconnected(disconnect_reason(frame))),
             _ => handle(frame, out),
-        })
+        };
+        if self.early.is_empty() {
+            return self.transport.poll_frames(cx, handle);
+        }
+        let early = std::mem::take(&mut self.early);
+        let mut rest = early.as_slice();
+        while let Some((frame, behind)) = split(rest)? {
+            handle(&frame, self.transport.out())?;
+            rest = behind;
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Writes what is queued; ready when nothing is.
@@ -132,17 +147,24 @@ impl Connection {
     }
 }
 
-/// Sends what is queued and waits for the CONNACK, which must come first and alone: we have asked for nothing else yet.
-async fn consent(transport: &mut Transport, version: Version) -> Result<ConnAck, Fault> {
+/// Sends what is queued and waits for the CONNACK, which must come first, and alone where no session was kept: we have asked for
+/// nothing else yet. What else comes is appended to `early`.
+async fn consent(transport: &mut Transport, plan: &ConnectionPlan, early: &mut Vec<u8>) -> Result<ConnAck, Fault> {
     poll_fn(|cx| transport.poll_flush(cx)).await?;
     let mut answer = None;
     while answer.is_none() {
         poll_fn(|cx| {
             transport.poll_frames(cx, |frame, _| {
                 if answer.is_some() {
-                    return Err(WireFault::Unexpected(frame.kind).into());
+                    if plan.session == Session::Clean {
+                        return Err(WireFault::Unexpected(frame.kind).into());
+                    }
+                    early.push(frame.first_byte);
+                    push_variable_integer(early, frame.body.len());
+                    early.extend_from_slice(frame.body);
+                    return Ok(());
                 }
-                answer = Some(connack(frame, version)?.map_err(Fault::Refused)?);
+                answer = Some(connack(frame, plan.version)?.map_err(Fault::Refused)?);
                 Ok(())
             })
         })

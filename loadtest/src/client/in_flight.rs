@@ -8,27 +8,23 @@ use super::fault::Fault;
 
 /// See the module. Id `n` is slot `n - 1`.
 #[derive(Debug)]
-pub(crate) struct InFlight {
-    slots: Vec<Slot>,
+pub(crate) struct InFlight<T> {
+    slots: Vec<Slot<T>>,
     /// Where the search for a free slot begins.
     cursor: usize,
     used: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+enum Slot<T> {
     Free,
     /// Published, and owed a PUBACK or PUBREC.
-    Published {
-        due_at_ns: u64,
-    },
+    Published(T),
     /// Released, and owed a PUBCOMP.
-    Released {
-        due_at_ns: u64,
-    },
+    Released(T),
 }
 
-impl InFlight {
+impl<T: Copy + PartialEq> InFlight<T> {
     /// At most `window` messages at a time.
     pub(crate) fn new(window: NonZeroU16) -> Self {
         Self { slots: vec![Slot::Free; usize::from(window.get())], cursor: 0, used: 0 }
@@ -39,8 +35,8 @@ impl InFlight {
         self.used
     }
 
-    /// An id for a message that was due at `due_at_ns`; `None` while the window is full.
-    pub(crate) fn take(&mut self, due_at_ns: u64) -> Option<NonZeroU16> {
+    /// An id for `message`; `None` while the window is full.
+    pub(crate) fn take(&mut self, message: T) -> Option<NonZeroU16> {
         if self.used == self.slots.len() {
             return None;
         }
@@ -49,50 +45,75 @@ impl InFlight {
             self.cursor = (index + 1) % self.slots.len();
             let slot = self.slots.get_mut(index)?;
             if *slot == Slot::Free {
-                *slot = Slot::Published { due_at_ns };
+                *slot = Slot::Published(message);
                 self.used += 1;
                 return u16::try_from(index + 1).ok().and_then(NonZeroU16::new);
             }
         }
     }
 
-    /// A PUBACK, or a PUBREC that refuses: when the message was due.
-    pub(crate) fn acknowledge(&mut self, id: NonZeroU16) -> Result<u64, Fault> {
+    /// A PUBACK, or a PUBREC that refuses: which message.
+    pub(crate) fn acknowledge(&mut self, id: NonZeroU16) -> Result<T, Fault> {
         match self.slot(id)? {
-            slot @ &mut Slot::Published { due_at_ns } => {
+            slot @ &mut Slot::Published(message) => {
                 *slot = Slot::Free;
                 self.used -= 1;
-                Ok(due_at_ns)
+                Ok(message)
             }
-            Slot::Free | Slot::Released { .. } => Err(Fault::UnknownAcknowledgement(id.get())),
+            Slot::Free | Slot::Released(_) => Err(Fault::UnknownAcknowledgement(id.get())),
         }
     }
 
-    /// A PUBREC. A repeated one is answered like the first.
-    pub(crate) fn release(&mut self, id: NonZeroU16) -> Result<(), Fault> {
+    /// A PUBREC: which message. A repeated one is answered like the first.
+    pub(crate) fn release(&mut self, id: NonZeroU16) -> Result<T, Fault> {
         match self.slot(id)? {
-            slot @ &mut Slot::Published { due_at_ns } => {
-                *slot = Slot::Released { due_at_ns };
-                Ok(())
+            slot @ &mut Slot::Published(message) => {
+                *slot = Slot::Released(message);
+                Ok(message)
             }
-            Slot::Released { .. } => Ok(()),
+            &mut Slot::Released(message) => Ok(message),
             Slot::Free => Err(Fault::UnknownAcknowledgement(id.get())),
         }
     }
 
-    /// A PUBCOMP: when the message was due.
-    pub(crate) fn complete(&mut self, id: NonZeroU16) -> Result<u64, Fault> {
+    /// A PUBCOMP: which message.
+    pub(crate) fn complete(&mut self, id: NonZeroU16) -> Result<T, Fault> {
         match self.slot(id)? {
-            slot @ &mut Slot::Released { due_at_ns } => {
+            slot @ &mut Slot::Released(message) => {
                 *slot = Slot::Free;
                 self.used -= 1;
-                Ok(due_at_ns)
+                Ok(message)
             }
-            Slot::Free | Slot::Published { .. } => Err(Fault::UnknownAcknowledgement(id.get())),
+            Slot::Free | Slot::Published(_) => Err(Fault::UnknownAcknowledgement(id.get())),
         }
     }
 
-    fn slot(&mut self, id: NonZeroU16) -> Result<&mut Slot, Fault> {
+    /// Everything that is owed something, by id: the message, and whether it is released.
+    pub(crate) fn open(&self) -> impl Iterator<Item = (NonZeroU16, T, bool)> {
+        let ids = (1..=u16::MAX).filter_map(NonZeroU16::new);
+        ids.zip(&self.slots).filter_map(|(id, slot)| match *slot {
+            Slot::Free => None,
+            Slot::Published(message) => Some((id, message, false)),
+            Slot::Released(message) => Some((id, message, true)),
+        })
+    }
+
+    /// Whether a PUBREC has come for it and no PUBCOMP.
+    pub(crate) fn is_released(&self, id: NonZeroU16) -> bool {
+        matches!(self.slots.get(usize::from(id.get()) - 1), Some(Slot::Released(_)))
+    }
+
+    /// Forgets what is published and not released.
+    pub(crate) fn forget_published(&mut self) {
+        for slot in &mut self.slots {
+            if matches!(slot, Slot::Published(_)) {
+                *slot = Slot::Free;
+                self.used -= 1;
+            }
+        }
+    }
+
+    fn slot(&mut self, id: NonZeroU16) -> Result<&mut Slot<T>, Fault> {
         self.slots.get_mut(usize::from(id.get()) - 1).ok_or(Fault::UnknownAcknowledgement(id.get()))
     }
 }
@@ -130,6 +151,8 @@ mod tests {
         in_flight.release(id(1)).unwrap();
         in_flight.release(id(1)).unwrap();
         assert!(in_flight.acknowledge(id(1)).is_err(), "released");
+        in_flight.forget_published();
+        assert_eq!(in_flight.open().collect::<Vec<_>>(), [(id(1), 10, true)]);
         assert_eq!(in_flight.complete(id(1)).unwrap(), 10);
         assert_eq!(in_flight.used(), 0);
     }

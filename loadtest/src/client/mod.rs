@@ -15,8 +15,9 @@ mod transport;
 pub(crate) use connection::{Connection, ConnectionPlan};
 pub(crate) use fault::{ClientFault, Fault};
 pub(crate) use gate::{Gate, Phase, PhaseSwitch};
+pub(crate) use in_flight::InFlight;
 pub(crate) use publisher::{Pace, Publisher, PublisherPlan};
-pub(crate) use subscriber::{FlowKey, Subscriber, SubscriberPlan};
+pub(crate) use subscriber::{FlowKey, PacketIds, Subscriber, SubscriberPlan};
 
 use crate::tally::Tally;
 

@@ -186,7 +186,7 @@ struct Outgoing {
 
 impl Outgoing {
     /// Queues the next message if it may go now.
-    fn send_one(&mut self, now_ns: u64, passed: u64, in_flight: &mut InFlight, out: &mut Vec<u8>) -> bool {
+    fn send_one(&mut self, now_ns: u64, passed: u64, in_flight: &mut InFlight<u64>, out: &mut Vec<u8>) -> bool {
         if self.plan.count.is_some_and(|count| self.sent >= count) {
             return false;
         }
@@ -222,7 +222,7 @@ impl Outgoing {
 /// What the broker owes and answers.
 struct Answers {
     version: Version,
-    in_flight: InFlight,
+    in_flight: InFlight<u64>,
     measures: bool,
     booked: Booked,
 }

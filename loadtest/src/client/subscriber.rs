@@ -68,7 +68,7 @@ impl Subscriber {
     ) -> Result<Self, Fault> {
         let timeout = connection.timeout;
         let mut connection = Connection::open(connection).await?;
-        subscribe(connection.version(), &plan.filter, plan.qos, connection.out()).map_err(Fault::Unwritable)?;
+        subscribe(connection.version(), [plan.filter.as_str()], plan.qos, connection.out()).map_err(Fault::Unwritable)?;
         let inbox = Inbox::new(plan, shared.run, connection.version());
         let mut subscriber = Self { connection, inbox, gate, publisher, shared };
         let granted = poll_fn(|cx| match subscriber.poll(cx) {
@@ -160,7 +160,7 @@ impl Inbox {
     }
 
     fn granted(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
-        let granted = suback(frame, self.version)?
+        let granted = suback(frame, self.version, 1)?
             .map_err(|reason| Fault::SubscriptionRefused { filter: self.plan.filter.clone(), reason })?;
         if granted < self.plan.qos {
             return Err(Fault::QosLowered { asked: self.plan.qos, granted });
@@ -258,11 +258,11 @@ impl Flows {
 
 /// A set of packet ids: one bit each, and no memory until the first is in it.
 #[derive(Default)]
-struct PacketIds(Vec<u64>);
+pub(crate) struct PacketIds(Vec<u64>);
 
 impl PacketIds {
     /// False if it was there.
-    fn insert(&mut self, id: NonZeroU16) -> bool {
+    pub(crate) fn insert(&mut self, id: NonZeroU16) -> bool {
         self.0.resize(usize::from(u16::MAX) / 64 + 1, 0);
         let (place, bit) = Self::place(id);
         self.0.get_mut(place).is_some_and(|word| {
@@ -272,7 +272,7 @@ impl PacketIds {
         })
     }
 
-    fn remove(&mut self, id: NonZeroU16) {
+    pub(crate) fn remove(&mut self, id: NonZeroU16) {
         let (place, bit) = Self::place(id);
         if let Some(word) = self.0.get_mut(place) {
             *word &= !bit;

@@ -14,9 +14,20 @@ const SUBSCRIBE_ID: u16 = 1;
 
 /// Who we say we are.
 #[derive(Clone, Debug)]
-pub(crate) struct Login {
-    pub(crate) username: String,
-    pub(crate) password: String,
+pub struct Login {
+    /// The user name.
+    pub username: String,
+    /// The password.
+    pub password: String,
+}
+
+/// What is left of a client at the broker when its connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Session {
+    /// Nothing, and nothing is there when it comes.
+    Clean,
+    /// Everything, for ever.
+    Kept,
 }
 
 /// What a broker that accepts us allows. MQTT 3.1.1 has no limits to tell.
@@ -28,21 +39,30 @@ pub(crate) struct ConnAck {
     /// Bytes of a whole packet.
     pub(crate) packet_bytes_max: u32,
     pub(crate) keep_alive_seconds: Option<u16>,
+    /// The broker goes on with a session that it has kept.
+    pub(crate) session_present: bool,
 }
 
 impl Default for ConnAck {
     fn default() -> Self {
-        Self { receive_maximum: u16::MAX, qos_maximum: QoS::ExactlyOnce, packet_bytes_max: u32::MAX, keep_alive_seconds: None }
+        Self {
+            receive_maximum: u16::MAX,
+            qos_maximum: QoS::ExactlyOnce,
+            packet_bytes_max: u32::MAX,
+            keep_alive_seconds: None,
+            session_present: false,
+        }
     }
 }
 
-/// Appends a CONNECT with a clean session.
+/// Appends a CONNECT.
 ///
 /// # Errors
 /// When `mqttbytes` refuses to write it.
 pub(crate) fn connect(
     version: Version,
     client_id: &str,
+    session: Session,
     login: Option<&Login>,
     keep_alive_seconds: u16,
     out: &mut Vec<u8>,
@@ -52,18 +72,37 @@ pub(crate) fn connect(
         Version::V3_1_1 => {
             let mut connect = v4::Connect::new(client_id);
             connect.keep_alive = keep_alive_seconds;
+            connect.clean_session = session == Session::Clean;
             connect.login = login.map(|login| v4::Login::new(&login.username, &login.password));
             connect.write(&mut packet)?;
         }
         Version::V5 => {
             let mut connect = v5::Connect::new(client_id);
             connect.keep_alive = keep_alive_seconds;
+            if session == Session::Kept {
+                (connect.clean_session, connect.properties) = (false, Some(kept()));
+            }
             connect.login = login.map(|login| v5::Login::new(&login.username, &login.password));
             connect.write(&mut packet)?;
         }
     }
     out.extend_from_slice(&packet);
     Ok(())
+}
+
+/// A session that never expires.
+fn kept() -> v5::ConnectProperties {
+    v5::ConnectProperties {
+        session_expiry_interval: Some(u32::MAX),
+        receive_maximum: None,
+        max_packet_size: None,
+        topic_alias_max: None,
+        request_response_info: None,
+        request_problem_info: None,
+        user_properties: Vec::new(),
+        authentication_method: None,
+        authentication_data: None,
+    }
 }
 
 /// Reads a CONNACK: what the broker allows, or the name of its refusal.
@@ -76,13 +115,16 @@ pub(crate) fn connack(frame: &Frame<'_>, version: Version) -> Result<Result<Conn
     }
     match version {
         Version::V3_1_1 => match read_v4(frame)? {
-            v4::Packet::ConnAck(ack) if ack.code == v4::ConnectReturnCode::Success => Ok(Ok(ConnAck::default())),
+            v4::Packet::ConnAck(ack) if ack.code == v4::ConnectReturnCode::Success => {
+                Ok(Ok(ConnAck { session_present: ack.session_present, ..ConnAck::default() }))
+            }
             v4::Packet::ConnAck(ack) => Ok(Err(format!("{:?}", ack.code))),
             _ => Err(WireFault::Malformed(frame.kind)),
         },
         Version::V5 => match read_v5(frame)? {
             v5::Packet::ConnAck(ack) if ack.code == v5::ConnectReturnCode::Success => {
-                allowed(ack.properties.as_ref()).map(Ok).ok_or(WireFault::Malformed(frame.kind))
+                let allowed = allowed(ack.properties.as_ref()).ok_or(WireFault::Malformed(frame.kind))?;
+                Ok(Ok(ConnAck { session_present: ack.session_present, ..allowed }))
             }
             v5::Packet::ConnAck(ack) => Ok(Err(format!("{:?}", ack.code))),
             _ => Err(WireFault::Malformed(frame.kind)),
@@ -101,25 +143,33 @@ fn allowed(properties: Option<&v5::ConnAckProperties>) -> Option<ConnAck> {
         qos_maximum: properties.max_qos.map_or(Some(default.qos_maximum), QoS::from_number)?,
         packet_bytes_max: properties.max_packet_size.unwrap_or(default.packet_bytes_max),
         keep_alive_seconds: properties.server_keep_alive,
+        session_present: default.session_present,
     };
     (allowed.receive_maximum > 0 && allowed.packet_bytes_max > 0).then_some(allowed)
 }
 
-/// Appends a SUBSCRIBE to one filter.
+/// Appends a SUBSCRIBE to these filters.
 ///
 /// # Errors
 /// When `mqttbytes` refuses to write it.
-pub(crate) fn subscribe(version: Version, filter: &str, qos: QoS, out: &mut Vec<u8>) -> Result<(), mqttbytes::Error> {
+pub(crate) fn subscribe<'a>(
+    version: Version,
+    filters: impl IntoIterator<Item = &'a str>,
+    qos: QoS,
+    out: &mut Vec<u8>,
+) -> Result<(), mqttbytes::Error> {
     let qos = mqttbytes::qos(qos.number())?;
     let mut packet = BytesMut::new();
     match version {
         Version::V3_1_1 => {
-            let mut subscribe = v4::Subscribe::new(filter, qos);
+            let filters = filters.into_iter().map(|filter| v4::SubscribeFilter::new(filter.to_owned(), qos));
+            let mut subscribe = v4::Subscribe::new_many(filters);
             subscribe.pkid = SUBSCRIBE_ID;
             subscribe.write(&mut packet)?;
         }
         Version::V5 => {
-            let mut subscribe = v5::Subscribe::new(filter, qos);
+            let filters = filters.into_iter().map(|filter| v5::SubscribeFilter::new(filter.to_owned(), qos));
+            let mut subscribe = v5::Subscribe::new_many(filters);
             subscribe.pkid = SUBSCRIBE_ID;
             subscribe.write(&mut packet)?;
         }
@@ -128,30 +178,28 @@ pub(crate) fn subscribe(version: Version, filter: &str, qos: QoS, out: &mut Vec<
     Ok(())
 }
 
-/// Reads the SUBACK of our one SUBSCRIBE: the quality of service granted, or the name of the refusal.
+/// Reads the SUBACK of our one SUBSCRIBE to so many filters: the lowest quality of service granted, or the name of a refusal.
 ///
 /// # Errors
 /// When it is malformed, or answers something we did not ask.
-pub(crate) fn suback(frame: &Frame<'_>, version: Version) -> Result<Result<QoS, String>, WireFault> {
+pub(crate) fn suback(frame: &Frame<'_>, version: Version, filters: usize) -> Result<Result<QoS, String>, WireFault> {
     let (packet_id, granted) = match version {
         Version::V3_1_1 => match read_v4(frame)? {
-            v4::Packet::SubAck(ack) => (ack.pkid, only(&ack.return_codes, granted_v4)),
+            v4::Packet::SubAck(ack) => (ack.pkid, all(&ack.return_codes, filters, granted_v4)),
             _ => return Err(WireFault::Malformed(frame.kind)),
         },
         Version::V5 => match read_v5(frame)? {
-            v5::Packet::SubAck(ack) => (ack.pkid, only(&ack.return_codes, granted_v5)),
+            v5::Packet::SubAck(ack) => (ack.pkid, all(&ack.return_codes, filters, granted_v5)),
             _ => return Err(WireFault::Malformed(frame.kind)),
         },
     };
     granted.filter(|_| packet_id == SUBSCRIBE_ID).ok_or(WireFault::Malformed(frame.kind))
 }
 
-/// The one answer; `None` unless there is exactly one.
-fn only<C>(codes: &[C], granted: impl Fn(&C) -> Result<QoS, String>) -> Option<Result<QoS, String>> {
-    match codes {
-        [code] => Some(granted(code)),
-        _ => None,
-    }
+/// The worst answer; `None` unless there is one for each filter.
+fn all<C>(codes: &[C], filters: usize, granted: impl Fn(&C) -> Result<QoS, String>) -> Option<Result<QoS, String>> {
+    let granted: Result<Vec<_>, _> = codes.iter().map(granted).collect();
+    if codes.len() == filters { granted.map(|granted| granted.into_iter().min()).transpose() } else { None }
 }
 
 fn granted_v4(code: &v4::SubscribeReasonCode) -> Result<QoS, String> {
@@ -205,30 +253,43 @@ mod tests {
     fn connect_says_who_we_are_in_both_versions() {
         let login = Login { username: "u".into(), password: "p".into() };
         let mut out = Vec::new();
-        connect(Version::V3_1_1, "me", Some(&login), 60, &mut out).unwrap();
+        connect(Version::V3_1_1, "me", Session::Clean, Some(&login), 60, &mut out).unwrap();
         assert_eq!(out, b"\x10\x14\0\x04MQTT\x04\xc2\0\x3c\0\x02me\0\x01u\0\x01p");
         out.clear();
-        connect(Version::V5, "me", None, 60, &mut out).unwrap();
+        connect(Version::V5, "me", Session::Clean, None, 60, &mut out).unwrap();
         assert_eq!(out, b"\x10\x0f\0\x04MQTT\x05\x02\0\x3c\0\0\x02me");
+        out.clear();
+        connect(Version::V3_1_1, "me", Session::Kept, None, 60, &mut out).unwrap();
+        assert_eq!(out, b"\x10\x0e\0\x04MQTT\x04\0\0\x3c\0\x02me");
+        out.clear();
+        connect(Version::V5, "me", Session::Kept, None, 60, &mut out).unwrap();
+        assert_eq!(out, b"\x10\x14\0\x04MQTT\x05\0\0\x3c\x05\x11\xff\xff\xff\xff\0\x02me");
     }
 
     #[test]
-    fn subscribe_asks_for_one_filter_in_both_versions() {
+    fn subscribe_asks_for_its_filters_in_both_versions() {
         let mut out = Vec::new();
-        subscribe(Version::V3_1_1, "a/#", QoS::ExactlyOnce, &mut out).unwrap();
+        subscribe(Version::V3_1_1, ["a/#"], QoS::ExactlyOnce, &mut out).unwrap();
         assert_eq!(out, b"\x82\x08\0\x01\0\x03a/#\x02");
         out.clear();
-        subscribe(Version::V5, "a/#", QoS::AtLeastOnce, &mut out).unwrap();
-        assert_eq!(out, b"\x82\x09\0\x01\0\0\x03a/#\x01");
+        subscribe(Version::V5, ["a/#", "b"], QoS::AtLeastOnce, &mut out).unwrap();
+        assert_eq!(out, b"\x82\x0d\0\x01\0\0\x03a/#\x01\0\x01b\x01");
     }
 
     #[test]
     fn connack_tells_what_is_allowed_or_why_not() {
-        let limits =
-            ConnAck { receive_maximum: 20, qos_maximum: QoS::AtLeastOnce, packet_bytes_max: 4096, keep_alive_seconds: Some(30) };
+        let limits = ConnAck {
+            receive_maximum: 20,
+            qos_maximum: QoS::AtLeastOnce,
+            packet_bytes_max: 4096,
+            keep_alive_seconds: Some(30),
+            session_present: false,
+        };
         let with_limits = b"\x20\x10\0\0\x0d\x21\0\x14\x24\x01\x27\0\0\x10\0\x13\0\x1e";
         let table: &[(&[u8], Version, Result<ConnAck, &str>)] = &[
             (b"\x20\x02\0\0", Version::V3_1_1, Ok(ConnAck::default())),
+            (b"\x20\x02\x01\0", Version::V3_1_1, Ok(ConnAck { session_present: true, ..ConnAck::default() })),
+            (b"\x20\x03\x01\0\0", Version::V5, Ok(ConnAck { session_present: true, ..ConnAck::default() })),
             (b"\x20\x02\0\x05", Version::V3_1_1, Err("NotAuthorized")),
             (b"\x20\x03\0\0\0", Version::V5, Ok(ConnAck::default())),
             (b"\x20\x03\0\x87\0", Version::V5, Err("NotAuthorized")),
@@ -264,11 +325,14 @@ mod tests {
             (b"\x90\x04\0\x01\0\x87", Version::V5, Err("NotAuthorized")),
         ];
         for (bytes, version, expected) in table {
-            assert_eq!(suback(&frame(bytes), *version).unwrap(), expected.map_err(str::to_owned), "{bytes:?}");
+            assert_eq!(suback(&frame(bytes), *version, 1).unwrap(), expected.map_err(str::to_owned), "{bytes:?}");
         }
         for bytes in [&b"\x90\x03\0\x02\0"[..], b"\x90\x04\0\x01\0\0", b"\x90\x02\0\x01", b"\x90\x03\0\x01\x09"] {
-            assert!(suback(&frame(bytes), Version::V3_1_1).is_err(), "{bytes:?}");
+            assert!(suback(&frame(bytes), Version::V3_1_1, 1).is_err(), "{bytes:?}");
         }
+        let two = |codes: [u8; 2]| suback(&frame(&[0x90, 4, 0, 1, codes[0], codes[1]]), Version::V3_1_1, 2).unwrap();
+        assert_eq!([two([2, 1]), two([1, 0x80])], [Ok(QoS::AtLeastOnce), Err("Failure".to_owned())]);
+        assert!(suback(&frame(b"\x90\x03\0\x01\x01"), Version::V3_1_1, 2).is_err(), "one answer to two filters");
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub(super) fn variable_integer(input: &[u8]) -> Result<Option<(usize, &[u8])>, W
 }
 
 /// Appends a variable byte integer of at most 268,435,455 [MQTT-1.5.5-1].
-pub(super) fn push_variable_integer(out: &mut Vec<u8>, mut value: usize) {
+pub(crate) fn push_variable_integer(out: &mut Vec<u8>, mut value: usize) {
     loop {
         let byte = (value & 0x7f) as u8;
         value >>= 7;

@@ -7,8 +7,9 @@ mod control;
 mod frame;
 mod publish;
 
-pub(crate) use control::{ConnAck, Login, connack, connect, disconnect_reason, suback, subscribe};
-pub(crate) use frame::{Frame, PacketKind, WireFault, split};
+pub use control::Login;
+pub(crate) use control::{ConnAck, Session, connack, connect, disconnect_reason, suback, subscribe};
+pub(crate) use frame::{Frame, PacketKind, WireFault, push_variable_integer, split};
 pub(crate) use publish::{Publish, PublishWriter, acknowledgement, publish, write_acknowledgement};
 
 use std::fmt;
@@ -24,7 +25,7 @@ pub(crate) const DISCONNECT: [u8; 2] = [0xe0, 0];
 
 /// The protocol version a run speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-pub(crate) enum Version {
+pub enum Version {
     /// MQTT 3.1.1.
     #[value(name = "3.1.1")]
     #[serde(rename = "3.1.1")]
@@ -48,7 +49,7 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(into = "u8")]
 #[expect(clippy::enum_variant_names, reason = "the specification's names")]
-pub(crate) enum QoS {
+pub enum QoS {
     /// At most once.
     #[value(name = "0")]
     AtMostOnce,

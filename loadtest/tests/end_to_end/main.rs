@@ -190,6 +190,84 @@ fn threads_count_the_same() {
     assert_eq!(report["latency_us"]["count"], 7_000);
 }
 
+/// Two publishers of each QoS and two subscribers, at two addresses of one broker.
+fn mesh(broker: &FakeBroker, more: &str) -> Finished {
+    let address = broker.address();
+    loadtest(&format!("mesh --broker {address} --broker {address} --drain 300ms {more}"))
+}
+
+#[test]
+fn a_mesh_with_nothing_wrong_gets_a_clean_account() {
+    let (near, far) = FakeBroker::start_two();
+    for version in ["3.1.1", "5"] {
+        let run =
+            format!("mesh --broker {} --broker {} --mqtt {version} --count 300 --publishers 2", near.address(), far.address());
+        let finished = loadtest(&format!("{run} --fail-on lost>0,duplicated>0,reordered>0,sessions_lost>0,gap>50s"));
+        let report = finished.good(version);
+        let names = ["lost", "duplicated", "reordered", "corrupted", "foreign", "unacknowledged"];
+        assert_eq!(fields(&report, names), [0; 6], "{version}");
+        let flows = report["mesh"]["flows"].as_array().unwrap();
+        assert_eq!(flows.len(), 24, "each of 12 publishers to each of 2 subscribers");
+        assert!(flows.iter().all(|flow| flow["owed"] == 300), "{report:#}");
+    }
+}
+
+#[test]
+fn the_account_of_a_mesh_names_every_fault() {
+    for (manners, wrong) in [
+        (Manners::LoseEvery(100), &["lost"][..]),
+        (Manners::RepeatEvery(100), &["duplicated"]),
+        (Manners::DelayEvery(100), &["reordered"]),
+        (Manners::MangleEvery(100), &["corrupted", "lost"]),
+    ] {
+        let broker = FakeBroker::start(manners);
+        // Not a multiple of 100: what is kept back comes with the next.
+        let report = mesh(&broker, "--count 1050").good(&format!("{manners:?}"));
+        for name in ["lost", "duplicated", "reordered", "corrupted", "foreign"] {
+            let count = report[name].as_u64().unwrap();
+            assert_eq!(count > 0, wrong.contains(&name), "{manners:?}: {name} {count}");
+        }
+    }
+}
+
+#[test]
+fn a_broker_that_forgets_its_clients_is_found_out() {
+    let broker = FakeBroker::start(Manners::HangUpAfter(500));
+    let finished = mesh(&broker, "--count 700 --qos 1,2 --fail-on sessions_lost>0,sessions_lost<1");
+    finished.failed_with(1, "--fail-on sessions_lost>0");
+    let report = finished.report();
+    let of = |publisher: &Value| fields(publisher, ["connects", "sessions_lost", "unacknowledged"]);
+    for publisher in report["mesh"]["publishers"].as_array().unwrap() {
+        assert_eq!(of(publisher), [2, 1, 0], "{publisher}");
+        let unknown = publisher["unknown"].as_u64().unwrap();
+        assert_eq!(unknown > 0, publisher["qos"] == 2, "what QoS 2 had under way may or may not have been taken: {publisher}");
+    }
+    assert_eq!(report["lost"], 0);
+}
+
+#[test]
+fn faults_come_when_they_are_due_and_are_in_the_report() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let directory = tempfile::tempdir().unwrap();
+    let (timetable, trace) = (directory.path().join("timetable"), directory.path().join("trace"));
+    let lines = format!("# twice\n200ms echo second >>{0}\n100ms echo first >>{0}\n", trace.display());
+    std::fs::write(&timetable, lines).unwrap();
+    let report = mesh(&broker, &format!("--rate 100 --duration 600ms --timetable {}", timetable.display())).good("faults");
+    assert_eq!(std::fs::read_to_string(&trace).unwrap(), "first\nsecond\n");
+    let told = report["mesh"]["timetable"].as_array().unwrap();
+    assert!(told.len() == 2 && told[0][1].as_str().unwrap().starts_with("echo first"), "{told:?}");
+    mesh(&broker, "--timetable /nowhere").failed_with(1, "cannot read --timetable /nowhere");
+}
+
+#[test]
+fn a_mesh_that_does_not_join_is_named() {
+    let (near, far) = (FakeBroker::start(Manners::Honest), FakeBroker::start(Manners::Honest));
+    let finished = loadtest(&format!("mesh --broker {} --broker {} --rate 100 --join 500ms", near.address(), far.address()));
+    finished.failed_with(1, &format!("{} hears nothing of {} at QoS 0", near.address(), far.address()));
+    let (address, _held) = refuse_connections();
+    loadtest(&format!("mesh --broker {address} --join 300ms")).failed_with(1, "cannot connect: Connection refused");
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_run_still_reports() {
