@@ -26,9 +26,10 @@ use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
-use crate::router::{Batch, LinkDelivery, Router, RouterLimits};
+use crate::router::{Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::{Follow, Registers};
+use crate::shared::retained::RetainedCopies;
 use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
@@ -375,6 +376,7 @@ impl View for Parts {
         let retained = self.router.retained();
         samples.push(Sample::gauge("retained_messages", "Retained messages", retained.count() as f64));
         samples.push(Sample::gauge("retained_bytes", "Memory of retained messages", retained.bytes() as f64));
+        samples.extend(retained_samples(retained));
         if let Some(used) = resources::resident_bytes() {
             samples.push(Sample::gauge("resident_bytes", "Memory that the process takes", used as f64));
         }
@@ -429,6 +431,20 @@ fn forget_log(router: &Router, log: &RestoredLog) {
     }
     log.covers.iter().for_each(|(stream, _)| journal.forget_cover(*stream));
     journal.kick();
+}
+
+/// In a mesh.
+fn retained_samples(retained: &RetainedStore) -> Vec<Sample> {
+    let Some(MeshCounts { taken, older, refused, tombstones_dropped }) = retained.mesh_counts() else { return Vec::new() };
+    let counters = [
+        ("retained_taken", "Retained messages and deletions taken from neighbours otherwise than live", taken),
+        ("retained_older", "Retained messages that were older than what was there", older),
+        ("retained_refused_stamps", "Retained messages refused for a stamp that is further ahead than clocks can be", refused),
+        ("retained_tombstones_dropped", "Deletions forgotten before tombstone_age, for want of room", tombstones_dropped),
+    ];
+    let tombstones = retained.tombstones() as f64;
+    let gauge = Sample::gauge("retained_tombstones", "Deletions of retained messages that are remembered", tombstones);
+    counters.into_iter().map(|(name, help, counter)| Sample::counter(name, help, counter.value())).chain([gauge]).collect()
 }
 
 fn replication_samples(replication: &Replication) -> Vec<Sample> {
@@ -516,7 +532,7 @@ fn start_mesh(
         Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
-    let handle = mesh::start(setup, Arc::clone(&replication), registers, deliver)?;
+    let handle = mesh::start(setup, Arc::clone(&replication), registers, deliver, Arc::clone(router) as Arc<dyn RetainedCopies>)?;
     router.join_mesh(replication);
     Ok(handle)
 }

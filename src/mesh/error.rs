@@ -17,6 +17,7 @@ use crate::link::Death;
 use crate::replication::LaneError;
 use crate::shared::RecordError;
 use crate::shared::register::RegisterError;
+use crate::shared::retained::SyncError;
 use crate::stp::PeerError;
 
 /// Why a link ends or never begins.
@@ -112,6 +113,9 @@ pub enum LinkError {
     /// A lane that breaks its rules.
     #[error("lane: {0}")]
     Lane(#[from] LaneError),
+    /// A bulk stream that breaks its rules.
+    #[error("bulk: {0}")]
+    Bulk(#[from] SyncError),
     /// A lane stream that names a lane which is not there or not free.
     #[error("a stream for lane {0}, which the link does not have or has already")]
     LaneStream(u8),
@@ -167,6 +171,7 @@ impl LinkError {
             | Self::Record(_)
             | Self::Register(_)
             | Self::Lane(_)
+            | Self::Bulk(_)
             | Self::LaneStream(_)
             | Self::Credit(_) => CloseCode::Malformed,
             Self::Tree(_) | Self::Word(_) => CloseCode::Tree,
@@ -199,6 +204,7 @@ impl LinkError {
             Self::Record(_) => "record",
             Self::Register(_) => "register",
             Self::Lane(_) => "lane",
+            Self::Bulk(_) => "bulk",
             Self::Credit(_) => "credit",
             Self::Tree(_) => "tree",
             Self::Word(_) => "word",

@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream};
 
+use super::bulk::{self, BULK_STREAM};
 use super::error::LinkError;
 use super::handshake::HANDSHAKE_TIMEOUT;
 use super::link::{Event, Link};
@@ -22,7 +23,7 @@ use crate::limits::{BLOCK_BYTES, CREDIT_BYTES_MAX, LANES_MAX, SEND_WINDOW_BYTES}
 use crate::replication::{Deliver, LaneBatch, LaneEvent, LaneReceiver, PortLane};
 use crate::task;
 
-/// The first byte of a lane stream. Other kinds are for later versions.
+/// The first byte of a lane stream. There is one other kind, `bulk`'s.
 const LANE_STREAM: u8 = 1;
 /// What is taken from one lane at once: enough to fill packets, little enough that lanes take turns.
 const WRITE_BYTES: usize = 64 * 1024;
@@ -145,14 +146,24 @@ impl Closing {
     }
 }
 
-/// Takes the far side's lane streams and reads each in a task of its own. Ends only with an error.
+/// Takes the far side's lane streams, and its bulk, and reads each in a task of its own. Ends only with an error.
 pub(super) async fn accept(link: &Arc<Link>) -> Result<(), LinkError> {
+    let mut has_bulk = false;
     let mut free: Vec<Option<Arc<PortLane>>> = link.port.lanes().iter().cloned().map(Some).collect();
     loop {
         let mut stream = link.lanes.accept_uni().await?;
         let mut head = [0; 2];
         stream.read_exact(&mut head).await.map_err(|_| LinkError::Stream("a lane stream ended in its head"))?;
         let [kind, lane] = head;
+        if kind == BULK_STREAM && !std::mem::replace(&mut has_bulk, true) {
+            let reader = Arc::clone(link);
+            task::spawn("bulk reader", async move {
+                if let Err(error) = bulk::read(&reader, stream).await {
+                    reader.fail(error);
+                }
+            });
+            continue;
+        }
         let port_lane = free.get_mut(usize::from(lane)).and_then(Option::take).filter(|_| kind == LANE_STREAM);
         let port_lane = port_lane.ok_or(LinkError::LaneStream(lane))?;
         let reader = Arc::clone(link);

@@ -5,6 +5,7 @@
 //! | link | control stream both ways, hellos, detection, accepting lanes; ends the link |
 //! | lane writer | `lanes::write` |
 //! | lane readers | `lanes::accept` |
+//! | bulk writer, bulk reader | `bulk` |
 //!
 //! Whatever goes wrong in any of them ends the link, once, with a reason ([`Link::fail`]); the driver is told by [`Event::Down`]. The tasks
 //! wait for the driver's queue; the driver waits for none of them.
@@ -21,6 +22,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tracing::{Instrument, debug, info};
 
+use super::bulk::{self, Bulk};
 use super::control::{ControlQueue, ControlReader};
 use super::credit::{Credit, Reports};
 use super::driver::RegisterWord;
@@ -32,9 +34,10 @@ use crate::frame::control::{ControlFrame, Seal};
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::interest::Told;
 use crate::link::{Cost, Detection, Path};
-use crate::replication::Port;
+use crate::replication::{Port, Replication};
 use crate::shared::Signature;
 use crate::shared::register::{DeltaMode, End, Have, Want};
+use crate::shared::retained::RetainedCopies;
 use crate::stp::Bpdu;
 use crate::task;
 
@@ -110,6 +113,13 @@ impl From<&Detection> for Health {
     }
 }
 
+/// What of this broker a link brings to its peer, and the peer's to.
+pub(super) struct LocalSide {
+    pub(super) deliver: DeliverFactory,
+    pub(super) retained: Arc<dyn RetainedCopies>,
+    pub(super) replication: Arc<Replication>,
+}
+
 /// What a link's tasks and the driver share.
 pub(super) struct Link {
     pub(super) id: PortId,
@@ -121,6 +131,9 @@ pub(super) struct Link {
     pub(super) lanes: Connection,
     pub(super) port: Arc<Port>,
     pub(super) deliver: DeliverFactory,
+    pub(super) retained: Arc<dyn RetainedCopies>,
+    pub(super) replication: Arc<Replication>,
+    pub(super) bulk: Bulk,
     health: Mutex<Health>,
     credit: Mutex<Credit>,
     credit_freed: Notify,
@@ -146,13 +159,14 @@ pub(super) fn start(
     id: PortId,
     port: Arc<Port>,
     local: &Local,
-    deliver: DeliverFactory,
+    LocalSide { deliver, retained, replication }: LocalSide,
     events: mpsc::Sender<Event>,
 ) -> (Arc<Link>, Measured) {
     let now = clock::now();
     let Candidate { control, lanes, peer, we_dialled, writer, reader } = candidate;
     let lane_count = port.lanes().len();
-    endpoint::carry_lanes(&lanes, lane_count);
+    // And the bulk.
+    endpoint::carry_lanes(&lanes, lane_count + 1);
     let tick = (local.hello.min(peer.hello) / TICKS_PER_HELLO).max(Duration::from_millis(1));
     let detection = Detection::new(local.hello, peer.hello, tick, now);
     let path = path(&[control.stats(), lanes.stats()]);
@@ -167,11 +181,14 @@ pub(super) fn start(
         lanes,
         port,
         deliver,
+        retained,
+        replication,
+        bulk: Bulk::new(id.generation),
         health: Mutex::new(Health::from(&detection)),
         credit: Mutex::new(Credit::new(lane_count, now)),
         credit_freed: Notify::new(),
         closing: Notify::new(),
-        reports: Mutex::new(Reports::new(lane_count)),
+        reports: Mutex::new(Reports::new(lane_count + 1)),
         report_due: Notify::new(),
         queue: ControlQueue::default(),
         failure: Mutex::new(None),
@@ -183,6 +200,7 @@ pub(super) fn start(
     }
     let span = tracing::info_span!("link", peer = %link.peer.name);
     task::spawn("lane writer", end_with(Arc::clone(&link), write_lanes).instrument(span.clone()));
+    task::spawn("bulk writer", end_with(Arc::clone(&link), write_bulk).instrument(span.clone()));
     let address = link.peer.address;
     let watch = Watch { detection, cost, tick, hello: local.hello, address, received_bytes: 0 };
     task::spawn("link", run(Arc::clone(&link), writer, reader, watch).instrument(span));
@@ -191,6 +209,10 @@ pub(super) fn start(
 
 async fn write_lanes(link: Arc<Link>) -> Result<(), LinkError> {
     lanes::write(&link).await
+}
+
+async fn write_bulk(link: Arc<Link>) -> Result<(), LinkError> {
+    bulk::write(&link).await
 }
 
 async fn end_with<F: Future<Output = Result<(), LinkError>>>(link: Arc<Link>, body: impl FnOnce(Arc<Link>) -> F) {
@@ -212,6 +234,7 @@ async fn run(link: Arc<Link>, writer: SendStream, reader: ControlReader, watch: 
     if let Err(error) = ended {
         link.fail(error);
     }
+    link.bulk.end(&link);
     let error = link.failure.lock().take().unwrap_or(LinkError::Stream("the link ended"));
     link.tell(Event::Down { port: link.id, error }).await;
 }
@@ -295,7 +318,15 @@ impl Link {
         }
     }
 
+    /// Under which number the bulk's consumption is reported: the one after the last lane.
+    pub(super) fn bulk_lane(&self) -> LaneId {
+        LaneId(u8::try_from(self.port.lanes().len()).unwrap_or(u8::MAX))
+    }
+
     fn credited(&self, lane: LaneId, consumed: u64) -> Result<(), LinkError> {
+        if lane == self.bulk_lane() {
+            return Ok(self.bulk.credited(lane, consumed)?);
+        }
         let rtt_min = self.lanes.min_rtt();
         self.credit.lock().consumed(lane, consumed, rtt_min, clock::now())?;
         self.credit_freed.notify_one();

@@ -9,6 +9,7 @@
 //! | `connect`, `handshake`, `pairing`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `congestion` | QUIC's congestion controllers, with a floor |
+//! | `bulk` | retained messages that lanes do not bring, beside the lanes |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `proof` | what brokers say of themselves, signed and checked |
 //! | `incarnation`, `capacity` | what this broker says of itself |
@@ -38,10 +39,12 @@ use crate::config;
 use crate::ids::{BrokerId, RootClaim};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
+use crate::shared::retained::RetainedCopies;
 use crate::shared::{Records, Topology};
 use crate::stp::StpConfig;
 use crate::{clock, task};
 
+mod bulk;
 mod capacity;
 mod complaints;
 mod congestion;
@@ -260,6 +263,7 @@ pub fn start(
     replication: Arc<Replication>,
     registers: Arc<Registers>,
     deliver: DeliverFactory,
+    retained: Arc<dyn RetainedCopies>,
 ) -> Result<MeshHandle, MeshError> {
     let identity = config.identity()?;
     complain_of(&config.credentials);
@@ -298,6 +302,7 @@ pub fn start(
     let settings = Settings {
         local: Arc::clone(&local),
         deliver,
+        retained,
         links_max: config.mesh.max_links,
         tree,
         recorder,

@@ -1,9 +1,10 @@
 //! Several brokers' meshes in one process: real sockets on loopback, real certificates, real time. What is awaited is awaited until it
 //! comes or a generous time is over; nothing depends on how fast the machine is.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -14,13 +15,15 @@ use super::tls::{Credentials, Half};
 use super::*;
 use crate::codec::QoS;
 use crate::config::{self, Discovery, HostPort};
+use crate::frame::bulk::{BUCKET_COUNT, TopicKey};
 use crate::frame::control::{ControlFrame, Seal};
-use crate::ids::{LogId, TreeId};
+use crate::ids::{LogId, Stamp, TreeId};
 use crate::limits;
 use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
 use crate::session::Writes;
 use crate::shared::register::Key;
-use crate::shared::{BrokerRecord, LastChange, LinkRole, LinkState, Signature, SignedRecord};
+use crate::shared::retained::{Taken, Turn};
+use crate::shared::{BrokerRecord, ClockWord, LastChange, LinkRole, LinkState, Signature, SignedRecord};
 
 mod admission;
 mod claims;
@@ -52,6 +55,50 @@ impl Deliver for Inbox {
     }
 
     fn flush(&mut self) {}
+}
+
+/// Nothing is retained.
+struct Nothing;
+
+impl RetainedCopies for Nothing {
+    fn sums(&self) -> Vec<u64> {
+        vec![0; BUCKET_COUNT]
+    }
+
+    fn stamps(&self, _: TopicKey, _: TopicKey, _: usize) -> Vec<(TopicKey, Stamp)> {
+        Vec::new()
+    }
+
+    fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, _: usize, _: &mut Vec<u8>, _: Instant) {
+        keys.clear();
+    }
+
+    fn take(&self, _: &MeshMessage<'_>, _: Instant) -> Taken {
+        Taken::Refused
+    }
+
+    fn taken(&self) {}
+
+    fn is_behind(&self) -> bool {
+        false
+    }
+
+    fn news(&self) -> u64 {
+        0
+    }
+
+    fn turn(&self) -> &Turn {
+        static TURN: Turn = Turn::new();
+        &TURN
+    }
+
+    fn clock_ms(&self, _: Instant) -> u64 {
+        0
+    }
+
+    fn hear_clock(&self, _: u64, _: Instant) -> ClockWord {
+        ClockWord::Fine
+    }
 }
 
 struct Broker {
@@ -129,7 +176,7 @@ impl<'a> Plan<'a> {
         let inbox = Inbox::default();
         let deliver = inbox.clone();
         let factory: DeliverFactory = Arc::new(move || Box::new(deliver.clone()));
-        let handle = super::start(config, Arc::clone(&replication), Arc::clone(&registers), factory).unwrap();
+        let handle = super::start(config, Arc::clone(&replication), Arc::clone(&registers), factory, Arc::new(Nothing)).unwrap();
         let batch = Mutex::new(LocalBatch::new());
         Broker { handle, replication, registers, inbox, batch, dir }
     }
@@ -326,7 +373,7 @@ async fn a_name_is_looked_up_and_this_broker_finds_itself_there() {
     (config.mesh.discovery, config.mesh.peers) = (vec![Discovery::Dns], vec![name]);
     let replication = Arc::clone(&a.replication);
     let registers = Registers::new(BrokerId::derive("m", "b"), Duration::from_secs(900), limits::REGISTER_FILTERS_MAX);
-    let b = super::start(config, replication, registers, Arc::new(|| Box::new(Inbox::default()))).unwrap();
+    let b = super::start(config, replication, registers, Arc::new(|| Box::new(Inbox::default())), Arc::new(Nothing)).unwrap();
     until("a link", || (b.links().len() == 1).then_some(())).await;
     b.shutdown().await;
 }
@@ -340,7 +387,8 @@ async fn what_does_not_fit_together_is_named_at_start() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = plan.config(plan.credentials(&authority), &dir);
         (config.mesh.name, config.name, config.mesh.listen) = (mesh_name.to_owned(), name.to_owned(), listen);
-        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), Arc::new(|| Box::new(Inbox::default())))
+        let deliver: DeliverFactory = Arc::new(|| Box::new(Inbox::default()));
+        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), deliver, Arc::new(Nothing))
             .unwrap_err()
             .to_string()
     };

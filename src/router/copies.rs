@@ -71,6 +71,10 @@ impl RetainedCopies for Router {
         }
     }
 
+    fn is_behind(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.is_behind() && !journal.is_failing())
+    }
+
     fn news(&self) -> u64 {
         self.retained.news()
     }

@@ -8,14 +8,14 @@ use tracing::{info, warn};
 
 use super::claims::words;
 use super::records::{link_record, told_loss};
-use super::{Driver, Entry, Lost, Probed, RTT_NEWS};
+use super::{Driver, Entry, Lost, Probed, RTT_NEWS, Settings};
 use crate::ids::{BrokerId, PortId, RootClaim};
 use crate::mesh::connect::Proposal;
 use crate::mesh::discovery::learn;
 use crate::mesh::error::LinkError;
 use crate::mesh::events::MeshEvent;
 use crate::mesh::handshake::{Candidate, refuse};
-use crate::mesh::link::{self, Measured};
+use crate::mesh::link::{self, LocalSide, Measured};
 use crate::mesh::rivals::{self, Contender, Verdict};
 use crate::neighbours;
 use crate::shared::{LinkRole, LinkState};
@@ -72,8 +72,10 @@ impl Driver {
         self.generation += 1;
         let id = PortId { peer: peer.id, generation: self.generation };
         let port = self.settings.replication.add_port(id);
-        let (deliver, events) = (Arc::clone(&self.settings.deliver), self.events.clone());
-        let (link, measured) = link::start(candidate, id, port, &self.settings.local, deliver, events);
+        let Settings { deliver, retained, replication, .. } = &self.settings;
+        let local_side =
+            LocalSide { deliver: Arc::clone(deliver), retained: Arc::clone(retained), replication: Arc::clone(replication) };
+        let (link, measured) = link::start(candidate, id, port, &self.settings.local, local_side, self.events.clone());
         info!(peer = %peer.name, address = %peer.address, dialled = link.we_dialled, "link up");
         self.settings.local.metrics.links_opened.add(1);
         self.happened(&MeshEvent::LinkUp { peer: peer.name.clone(), address: peer.address.to_string() });

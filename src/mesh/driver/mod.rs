@@ -39,6 +39,7 @@ use crate::mesh::metrics::MeshMetrics;
 use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
+use crate::shared::retained::RetainedCopies;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use recorder::Recorder;
@@ -114,6 +115,7 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) replication: Arc<Replication>,
     pub(in crate::mesh) registers: Arc<Registers>,
     pub(in crate::mesh) deliver: DeliverFactory,
+    pub(in crate::mesh) retained: Arc<dyn RetainedCopies>,
     pub(in crate::mesh) links_max: usize,
     pub(in crate::mesh) tree: StpConfig,
     pub(in crate::mesh) recorder: Option<Recorder>,

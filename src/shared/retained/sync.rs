@@ -80,6 +80,8 @@ pub trait RetainedCopies: Send + Sync {
     fn take(&self, message: &MeshMessage<'_>, now: Instant) -> Taken;
     /// All messages of a frame were taken.
     fn taken(&self);
+    /// The disk does not follow: what is to be taken is to be read later.
+    fn is_behind(&self) -> bool;
     /// Counts what was taken or deleted otherwise than by messages that go through the lanes.
     fn news(&self) -> u64;
     /// Whose offer is being answered.
@@ -132,6 +134,7 @@ pub struct RetainedSync {
     /// [`RetainedCopies::news`] at the last offer, and how many have come over this link since.
     news: (u64, u64),
     answer: Answer,
+    has_ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +179,16 @@ impl RetainedSync {
     /// One end of a link that has come up; `link` is not 0, and another number than those of this broker's other links.
     #[must_use]
     pub fn new(link: u64) -> Self {
-        Self { link, said: None, offer: Offer::None, due: Some(Due::Offer), offered_at: None, news: (0, 0), answer: Answer::None }
+        Self {
+            link,
+            said: None,
+            offer: Offer::None,
+            due: Some(Due::Offer),
+            offered_at: None,
+            news: (0, 0),
+            answer: Answer::None,
+            has_ended: false,
+        }
     }
 
     /// Messages may have been lost between brokers: what the two ends hold is to be compared.
@@ -184,14 +196,18 @@ impl RetainedSync {
         self.due = Some(Due::Offer);
     }
 
-    /// The link is down.
+    /// The link is down: nothing more is said.
     pub fn end(&mut self, copies: &(impl RetainedCopies + ?Sized)) {
+        self.has_ended = true;
         copies.turn().release(self.link);
     }
 
     /// Appends what is to be said next, a chunk of it. Where nothing is appended there is nothing to say until something is received, or some time
     /// has gone.
     pub fn poll(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, out: &mut Vec<u8>) {
+        if self.has_ended {
+            return;
+        }
         let full = out.len() + CHUNK_BYTES;
         self.say_clock(copies, now, out);
         self.list(copies, now, full, out);
