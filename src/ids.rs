@@ -129,13 +129,13 @@ pub struct OpenMark {
 }
 
 /// When a retained message was published or deleted, for "the last writer wins" everywhere: greater is later. Hybrid logical time of the broker
-/// at which it happened, and that broker: no two writes have the same.
+/// at which it happened, and a number of the life of that broker: no two writes have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp {
     /// Milliseconds since the Unix epoch, shifted left by [`Self::COUNTER_BITS`], and a count of what happened in the same one.
     pub time: u64,
-    /// The broker whose client it was.
-    pub origin: BrokerId,
+    /// Random bits of the life of the broker at which it was: one that has lost what it wrote last does not write under the same stamp again.
+    pub writer: u64,
 }
 
 impl Stamp {

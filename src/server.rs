@@ -164,8 +164,7 @@ impl Server {
         let journal = opened.is_some().then(Journal::new);
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), clock::now()));
         if let Some(mesh) = &config.mesh {
-            let origin = BrokerId::derive(&mesh.name, &config.name);
-            router.share_retained(StampClock::new(origin, clock::unix_time(), clock::now()), mesh.tombstone_age);
+            router.share_retained(StampClock::new(rand::random(), clock::unix_time(), clock::now()), mesh.tombstone_age);
         }
         // Before sessions are restored: what these want is told with the first word to the mesh.
         let registers = config.mesh.as_ref().map(|mesh| {

@@ -5,7 +5,7 @@
 //! and one without a payload says that its topic was deleted.
 
 use super::{FrameError, Reader, put_frame, put_varint};
-use crate::ids::{BrokerId, Stamp};
+use crate::ids::Stamp;
 
 const CLOCK: u8 = 1;
 const SUMS: u8 = 2;
@@ -103,7 +103,7 @@ const STAMP_BYTES: usize = 24;
 fn stamp(bytes: &[u8; STAMP_BYTES]) -> Result<(TopicKey, Stamp), FrameError> {
     let mut reader = Reader::new(bytes);
     let key = TopicKey(reader.u64("key")?);
-    Ok((key, Stamp { time: reader.u64("stamp")?, origin: BrokerId(reader.u64("stamp's origin")?) }))
+    Ok((key, Stamp { time: reader.u64("stamp")?, writer: reader.u64("stamp\'s writer")? }))
 }
 
 /// The frame at the front of `input` and its length; `None` where more bytes are needed.
@@ -169,7 +169,7 @@ pub fn put_list(out: &mut Vec<u8>, (from, to): (TopicKey, TopicKey), stamps: &[(
         for (key, stamp) in stamps {
             out.extend_from_slice(&key.0.to_be_bytes());
             out.extend_from_slice(&stamp.time.to_be_bytes());
-            out.extend_from_slice(&stamp.origin.0.to_be_bytes());
+            out.extend_from_slice(&stamp.writer.to_be_bytes());
         }
     });
 }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(read.iter().collect::<Vec<_>>(), sums);
         let bucket = TopicKey::of_bucket(1_023);
         assert_eq!((bucket.0.bucket(), bucket.1), (1_023, TopicKey(u64::MAX)));
-        let stamps = [(bucket.0, Stamp { time: 5, origin: BrokerId(6) }), (bucket.1, Stamp { time: 0, origin: BrokerId(0) })];
+        let stamps = [(bucket.0, Stamp { time: 5, writer: 6 }), (bucket.1, Stamp { time: 0, writer: 0 })];
         let bytes = encoded(|out| put_list(out, bucket, &stamps));
         let BulkFrame::List(list) = one(&bytes) else { panic!() };
         assert_eq!((list.from, list.to, list.iter().collect::<Vec<_>>()), (bucket.0, bucket.1, stamps.to_vec()));
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn lists_that_cannot_be_are_refused() {
-        let stamp = Stamp { time: 1, origin: BrokerId(1) };
+        let stamp = Stamp { time: 1, writer: 1 };
         let key = TopicKey;
         let list = |range, stamps: &[_]| encoded(|out| put_list(out, range, stamps));
         for bytes in [

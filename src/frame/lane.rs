@@ -451,7 +451,7 @@ pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, sam
     }
     if let Some(stamp) = message.stamp {
         out.extend_from_slice(&stamp.time.to_be_bytes());
-        out.extend_from_slice(&stamp.origin.0.to_be_bytes());
+        out.extend_from_slice(&stamp.writer.to_be_bytes());
     }
     if !message.properties.is_empty() {
         put_block(out, message.properties);
@@ -518,7 +518,7 @@ impl<'a> Messages<'a> {
         };
         let stamp = match flags & HAS_STAMP {
             0 => None,
-            _ => Some(Stamp { time: self.reader.u64("stamp")?, origin: BrokerId(self.reader.u64("stamp's origin")?) }),
+            _ => Some(Stamp { time: self.reader.u64("stamp")?, writer: self.reader.u64("stamp\'s writer")? }),
         };
         let properties = if flags & HAS_PROPERTIES == 0 { &[][..] } else { self.reader.block("message's properties")? };
         if properties.len() > FORWARDED_PROPERTIES_BYTES_MAX {
@@ -760,7 +760,7 @@ mod tests {
                 let delta = if before.is_none() { 0 } else { *step };
                 sequence += delta;
                 let (qos, retain, expiry_seconds) = (*qos, *retain, *expiry_seconds);
-                let stamp = stamp.map(|(time, origin)| Stamp { time, origin: BrokerId(origin) });
+                let stamp = stamp.map(|(time, writer)| Stamp { time, writer });
                 if payload.is_empty() && qos != QoS::AtMostOnce {
                     let stub = Stub { topic: topics[*topic], qos };
                     put_stub(&mut body, delta, &stub, before == Some(topic));

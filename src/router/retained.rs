@@ -209,7 +209,7 @@ impl RetainedStore {
         let mut inner = self.inner.write();
         let replaced = inner.remove(&message.topic);
         if let Some(shared) = self.shared() {
-            let stamp = stamp.unwrap_or(Stamp { time: 0, origin: shared.clock.origin() });
+            let stamp = stamp.unwrap_or(Stamp { time: 0, writer: shared.clock.writer() });
             shared.clock.restore(stamp, now);
             inner.index.insert(key_of(&message.topic), stamp, Written::Message(Arc::clone(&message)));
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::change::{Order, Stage};
 use super::subscriber::{SessionExpiry, SubscriptionOptions};
 use crate::codec::{PacketId, QoS};
-use crate::ids::{BrokerId, Stamp};
+use crate::ids::Stamp;
 
 /// Version of all this; a file says it once.
 pub const RECORD_VERSION: u8 = 1;
@@ -317,7 +317,7 @@ fn put_optional(out: &mut Vec<u8>, number: Option<u64>) {
 
 fn put_stamp(out: &mut Vec<u8>, stamp: Stamp) {
     put_number(out, stamp.time);
-    put_number(out, stamp.origin.0);
+    put_number(out, stamp.writer);
 }
 
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -416,7 +416,7 @@ impl<'a> Reader<'a> {
     }
 
     fn stamp(&mut self) -> Result<Stamp, RecordError> {
-        Ok(Stamp { time: self.number()?, origin: BrokerId(self.number()?) })
+        Ok(Stamp { time: self.number()?, writer: self.number()? })
     }
 
     fn entry(&mut self) -> Result<Record<'a>, RecordError> {
@@ -575,8 +575,8 @@ mod tests {
             Record::Logged { lane: 4, first: 256, last: 511, published_ms: 1_800_000_000_000, body: &[7; 200] },
             Record::Cover { lane: 4, origin: u64::MAX, log: 5, cover: 1 << 60 },
             Record::CoverGone { lane: 4, origin: 3, log: 2 },
-            Record::Stamped { topic: "t", message: 3, stamp: Stamp { time: u64::MAX, origin: BrokerId(1) } },
-            Record::Deleted { topic: "t", stamp: Stamp { time: 1, origin: BrokerId(u64::MAX) } },
+            Record::Stamped { topic: "t", message: 3, stamp: Stamp { time: u64::MAX, writer: 1 } },
+            Record::Deleted { topic: "t", stamp: Stamp { time: 1, writer: u64::MAX } },
         ]
     }
 

@@ -1,7 +1,7 @@
 //! When a retained message was written, on a clock that all brokers of the mesh have in common: hybrid logical time.
 //!
 //! A [`Stamp`] is the wall clock's milliseconds, or one more than the greatest stamp that was seen, whichever is later. So whoever knows of a
-//! write writes later, whatever his clock says; only of two that know nothing of each other do the clocks decide, and then the brokers' ids.
+//! write writes later, whatever his clock says; only of two that know nothing of each other do the clocks decide, and then chance.
 //!
 //! **Mesh time** is the most advanced clock of the mesh: neighbours tell each other theirs, and one that is more than [`TOLERANCE`] behind
 //! adds the difference to its own ([`StampClock::hear`]). So a broker whose clock stands in 1970 writes stamps like everybody, and one that is ahead
@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::ids::{BrokerId, Stamp};
+use crate::ids::Stamp;
 
 /// By how much clocks may differ before anything follows from it, milliseconds.
 const TOLERANCE_MS: u64 = 60_000;
@@ -36,7 +36,8 @@ pub enum ClockWord {
 /// See the module's page.
 #[derive(Debug)]
 pub struct StampClock {
-    origin: BrokerId,
+    /// See [`Stamp::writer`].
+    writer: u64,
     /// Zero of `unix_ms`.
     started_at: Instant,
     /// The wall clock at `started_at`, as far as one can tell now, milliseconds since the Unix epoch.
@@ -48,11 +49,11 @@ pub struct StampClock {
 }
 
 impl StampClock {
-    /// The clock of `origin`; `unix` is the wall clock's time since the Unix epoch at `now`.
+    /// The clock of a life of a broker, `writer` ([`Stamp::writer`]); `unix` is the wall clock's time since the Unix epoch at `now`.
     #[must_use]
-    pub fn new(origin: BrokerId, unix: Duration, now: Instant) -> Self {
+    pub fn new(writer: u64, unix: Duration, now: Instant) -> Self {
         Self {
-            origin,
+            writer,
             started_at: now,
             unix_ms: AtomicU64::new(millis(unix)),
             offset_ms: AtomicU64::new(0),
@@ -60,10 +61,10 @@ impl StampClock {
         }
     }
 
-    /// Whose clock it is.
+    /// See [`Stamp::writer`].
     #[must_use]
-    pub fn origin(&self) -> BrokerId {
-        self.origin
+    pub fn writer(&self) -> u64 {
+        self.writer
     }
 
     /// The wall clock was set, or a machine has slept.
@@ -79,7 +80,7 @@ impl StampClock {
         let next = |last: u64| Some(present.max(last.saturating_add(1)));
         // It always succeeds: `next` is never none.
         let last = self.last.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or_default();
-        Stamp { time: present.max(last.saturating_add(1)), origin: self.origin }
+        Stamp { time: present.max(last.saturating_add(1)), writer: self.writer }
     }
 
     /// Whether a stamp of another broker may be taken; if so, ours are later from now on.
@@ -148,7 +149,7 @@ mod tests {
     }
 
     fn clock(id: u64, unix: Duration, now: Instant) -> StampClock {
-        StampClock::new(BrokerId(id), unix, now)
+        StampClock::new(id, unix, now)
     }
 
     #[test]
@@ -177,7 +178,7 @@ mod tests {
         let liar = clock(3, 5_000 * YEAR, now);
         assert!(matches!(today.hear(liar.say(now), now), ClockWord::Absurd(_)));
         assert!(!today.accepts(liar.tick(now), now));
-        assert!(!today.accepts(Stamp { time: u64::MAX, origin: BrokerId(3) }, now));
+        assert!(!today.accepts(Stamp { time: u64::MAX, writer: 3 }, now));
         // As far ahead as it may lie it harms nobody: all go on from there, for as long as there is.
         let liar = clock(3, 150 * YEAR, now);
         assert!(matches!(today.hear(liar.say(now), now), ClockWord::Behind(_)));

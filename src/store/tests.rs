@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use super::medium::{Medium, Output};
 use super::*;
 use crate::codec::{PacketId, QoS};
-use crate::ids::{BrokerId, Stamp};
+use crate::ids::Stamp;
 use crate::session::{Entry, Head, SessionExpiry, Stage, StoredMessage, SubscriberId, SubscriptionOptions, Will};
 
 /// A disk in memory.
@@ -315,7 +315,7 @@ impl History {
     }
 
     fn stamp(&mut self) -> Option<Stamp> {
-        self.rng.random::<bool>().then(|| Stamp { time: self.rng.random(), origin: BrokerId(self.rng.random()) })
+        self.rng.random::<bool>().then(|| Stamp { time: self.rng.random(), writer: self.rng.random() })
     }
 
     fn session(&mut self, number: u64) -> &mut ModelSession {

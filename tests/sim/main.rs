@@ -15,4 +15,5 @@
 mod architecture;
 mod neighbours;
 mod replication;
+mod retained;
 mod stp;

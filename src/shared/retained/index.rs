@@ -129,7 +129,7 @@ impl<T> Index<T> {
 
 /// Never 0 but by chance.
 fn digest(key: TopicKey, stamp: Stamp) -> u64 {
-    mix(key.0 ^ mix(stamp.time ^ mix(stamp.origin.0)))
+    mix(key.0 ^ mix(stamp.time ^ mix(stamp.writer)))
 }
 
 /// The finalizer of SplitMix64.
@@ -145,10 +145,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ids::BrokerId;
 
     fn stamp(time: u64) -> Stamp {
-        Stamp { time, origin: BrokerId(1) }
+        Stamp { time, writer: 1 }
     }
 
     #[test]

@@ -395,3 +395,229 @@ impl RetainedSync {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::codec::QoS;
+    use crate::frame::bulk::{self, BUCKET_COUNT};
+    use crate::frame::lane::put_message;
+    use crate::shared::retained::{Index, Written, key_of};
+
+    /// Topics only, in place of messages.
+    #[derive(Default)]
+    struct Held {
+        index: Mutex<Index<String>>,
+        turn: Turn,
+        news: AtomicU64,
+        sent: Mutex<BTreeMap<TopicKey, usize>>,
+    }
+
+    impl Held {
+        fn write(&self, topic: &str, time: u64) {
+            self.index.lock().insert(key_of(topic), stamp(time), Written::Message(topic.to_owned()));
+        }
+    }
+
+    impl RetainedCopies for Held {
+        fn sums(&self) -> Vec<u64> {
+            self.index.lock().sums().to_vec()
+        }
+
+        fn stamps(&self, from: TopicKey, to: TopicKey, count_max: usize) -> Vec<(TopicKey, Stamp)> {
+            self.index.lock().range(from, to).take(count_max).collect()
+        }
+
+        fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, _: usize, out: &mut Vec<u8>, _: Instant) {
+            let key = keys.pop_first().unwrap();
+            *self.sent.lock().entry(key).or_default() += 1;
+            if let Some((stamp, Written::Message(topic))) = self.index.lock().find(key) {
+                bulk::put_messages(out, &message(topic, Some(stamp), true));
+            }
+        }
+
+        fn take(&self, message: &MeshMessage<'_>, _: Instant) -> Taken {
+            let stamp = message.stamp.unwrap();
+            if self.index.lock().stamp(key_of(message.topic)) >= Some(stamp) {
+                return Taken::Known;
+            }
+            self.write(message.topic, stamp.time);
+            self.news.fetch_add(1, Ordering::Relaxed);
+            Taken::News
+        }
+
+        fn taken(&self) {}
+
+        fn is_behind(&self) -> bool {
+            false
+        }
+
+        fn news(&self) -> u64 {
+            self.news.load(Ordering::Relaxed)
+        }
+
+        fn turn(&self) -> &Turn {
+            &self.turn
+        }
+
+        fn clock_ms(&self, _: Instant) -> u64 {
+            0
+        }
+
+        fn hear_clock(&self, _: u64, _: Instant) -> ClockWord {
+            ClockWord::Fine
+        }
+    }
+
+    fn stamp(time: u64) -> Stamp {
+        Stamp { time, writer: 1 }
+    }
+
+    fn message(topic: &str, stamp: Option<Stamp>, retain: bool) -> Vec<u8> {
+        let mut body = Vec::new();
+        let message =
+            MeshMessage { topic, payload: b"x", qos: QoS::AtMostOnce, retain, expiry_seconds: None, properties: &[], stamp };
+        put_message(&mut body, 0, &message, false);
+        body
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+    fn any_instant() -> Instant {
+        Instant::now()
+    }
+
+    fn receive(sync: &mut RetainedSync, held: &Held, bytes: &[u8], now: Instant) -> Result<(), SyncError> {
+        let mut rest = bytes;
+        while let Some((frame, length)) = bulk::decode(rest, 1 << 20)? {
+            sync.receive(&frame, held, now)?;
+            rest = &rest[length..];
+        }
+        assert!(rest.is_empty());
+        Ok(())
+    }
+
+    fn said(sync: &mut RetainedSync, held: &Held, now: Instant) -> Vec<u8> {
+        let mut out = Vec::new();
+        sync.poll(held, now, &mut out);
+        out
+    }
+
+    fn settle(ends: &mut [(RetainedSync, &Held); 2], now: Instant) -> usize {
+        let mut bytes = 0;
+        loop {
+            let [a, b] = ends;
+            let (to_b, to_a) = (said(&mut a.0, a.1, now), said(&mut b.0, b.1, now));
+            if to_a.is_empty() && to_b.is_empty() {
+                return bytes;
+            }
+            bytes += to_a.len() + to_b.len();
+            receive(&mut b.0, b.1, &to_b, now).unwrap();
+            receive(&mut a.0, a.1, &to_a, now).unwrap();
+        }
+    }
+
+    #[test]
+    fn each_lacks_nothing_afterwards_and_was_sent_nothing_that_it_had() {
+        let (a, b) = (Held::default(), Held::default());
+        // Many in few buckets too: lists of several pages.
+        (0..5_000).for_each(|n| a.write(&format!("a/{n}"), 10));
+        (0..300).for_each(|n| b.write(&format!("b/{n}"), 10));
+        (0..300).for_each(|n| {
+            a.write(&format!("both/{n}"), 10 + n % 3);
+            b.write(&format!("both/{n}"), 11);
+        });
+        let now = any_instant();
+        let mut ends = [(RetainedSync::new(1), &a), (RetainedSync::new(1), &b)];
+        settle(&mut ends, now);
+        settle(&mut ends, now + OFFER_SPACING);
+        assert!(a.sums() == b.sums());
+        assert_eq!((a.sent.lock().len(), b.sent.lock().len()), (5_100, 400));
+        assert!(a.sent.lock().values().chain(b.sent.lock().values()).all(|times| *times == 1));
+        assert_eq!(settle(&mut ends, now + 2 * OFFER_SPACING), 0, "all is said");
+        // Only that they hold the same, once in a while.
+        assert!((8 * BUCKET_COUNT..20 * BUCKET_COUNT).contains(&settle(&mut ends, now + 2 * OFFER_INTERVAL)));
+    }
+
+    #[test]
+    fn a_peer_gets_nothing_that_was_not_offered_and_nothing_twice() {
+        let (held, now) = (Held::default(), any_instant());
+        (0..2_000).for_each(|n| held.write(&format!("t/{n}"), 10));
+        let list = |bucket| {
+            let mut out = Vec::new();
+            put_list(&mut out, TopicKey::of_bucket(bucket), &[]);
+            out
+        };
+        let mut sync = RetainedSync::new(1);
+        receive(&mut sync, &held, &list(5), now).unwrap();
+        let in_bucket_5 = held.stamps(TopicKey::of_bucket(5).0, TopicKey::of_bucket(5).1, usize::MAX).len();
+        assert!(in_bucket_5 > 0);
+        // The offer, and nothing else.
+        assert!(said(&mut sync, &held, now).len() < 9_000 && held.sent.lock().is_empty());
+        for bucket in [5, 5, 4, 5] {
+            receive(&mut sync, &held, &list(bucket), now).unwrap();
+            while !said(&mut sync, &held, now).is_empty() {}
+        }
+        assert_eq!((held.sent.lock().len(), held.sent.lock().values().sum::<usize>()), (in_bucket_5, in_bucket_5));
+        // Offers of its own without end are not heard, and cost one answer.
+        let mut sums = Vec::new();
+        put_sums(&mut sums, false, &vec![7; BUCKET_COUNT]);
+        (0..10).for_each(|_| receive(&mut sync, &held, &sums, now).unwrap());
+        let mut listed = 0;
+        loop {
+            let out = said(&mut sync, &held, now);
+            if out.is_empty() {
+                break;
+            }
+            listed += out.len();
+        }
+        assert!(listed < 2_000 * 24 + BUCKET_COUNT * 30, "{listed}");
+    }
+
+    #[test]
+    fn what_is_no_retained_message_ends_the_link() {
+        let (held, now) = (Held::default(), any_instant());
+        let mut sync = RetainedSync::new(1);
+        for (body, error) in [
+            (message("t", None, true), SyncError::NotRetained),
+            (message("t", Some(stamp(1)), false), SyncError::NotRetained),
+            (message("#", Some(stamp(1)), true), SyncError::Frame(FrameError::Text("topic"))),
+        ] {
+            let all = [message("good", Some(stamp(1)), true), body.clone()];
+            for body in [body, {
+                let [good, mut bad] = all;
+                bad[0] = 1;
+                [good, bad].concat()
+            }] {
+                let mut frame = Vec::new();
+                bulk::put_messages(&mut frame, &body);
+                assert_eq!(receive(&mut sync, &held, &frame, now), Err(error));
+            }
+        }
+        assert_eq!(held.sums(), vec![0; BUCKET_COUNT], "nothing before it was taken");
+    }
+
+    #[test]
+    fn whoever_offers_and_sends_nothing_loses_its_turn_and_so_does_a_link_that_is_down() {
+        let (held, now) = (Held::default(), any_instant());
+        held.write("t", 1);
+        let mut sums = Vec::new();
+        put_sums(&mut sums, false, &vec![7; BUCKET_COUNT]);
+        let mut ends = [1, 2, 3].map(RetainedSync::new);
+        ends.iter_mut().for_each(|end| {
+            said(end, &held, now);
+            receive(end, &held, &sums, now).unwrap();
+        });
+        let [first, second, third] = &mut ends;
+        let listens = |end: &mut RetainedSync, now| !said(end, &held, now).is_empty();
+        assert!(listens(first, now) && !listens(second, now));
+        while listens(first, now) {}
+        let later = now + TURN_PATIENCE + Duration::from_millis(1);
+        assert!(!listens(first, later) && listens(second, later) && !listens(third, later));
+        second.end(&held);
+        assert!(!listens(second, later) && listens(third, later));
+    }
+}
