@@ -265,6 +265,8 @@ impl Driver {
             let timers = [tree_due, self.register_due(), self.tell_behind_at];
             let due = timers.into_iter().flatten().fold(record_due, Instant::min);
             let registers = Arc::clone(&self.settings.registers);
+            // What cannot be told yet, before the first link, is known already.
+            let waits_for_news = self.register_due().is_none() && !registers.own().has_news();
             tokio::select! {
                 biased;
                 _ = inputs.stop.changed() => break,
@@ -272,7 +274,7 @@ impl Driver {
                 () = sleep_until(due.into()) => self.timers(),
                 () = inputs.reloaded.notified() => self.readmit(),
                 // When it is told is worked out anew.
-                () = poll_fn(|context| registers.own().poll_news(context)), if self.register_due().is_none() => {}
+                () = poll_fn(|context| registers.own().poll_news(context)), if waits_for_news => {}
                 Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
                 Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
                 _ = sweep.tick() => self.sweep(),
