@@ -236,6 +236,7 @@ fn replication(origin: BrokerId) -> Arc<Replication> {
         ring_blocks: 1024,
         ring_bytes: 64 << 20,
         ring_age: Duration::from_secs(600),
+        slows_publishers: true,
         hop_max: 255,
         message_bytes_max: 1 << 20,
     };

@@ -216,6 +216,8 @@ pub const TOMBSTONE_AGE_DEFAULT: Duration = Duration::from_secs(30 * 86_400);
 pub const TOMBSTONES_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Default for how long a ring keeps a block.
 pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
+/// The shortest that may be configured: the tree must have time to form anew.
+pub const RING_AGE_MIN: Duration = Duration::from_secs(10);
 
 // Registers.
 

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplicationMode};
+use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId, OriginLane};
 use crate::interest::{Interest, Mode, Rules};
@@ -517,7 +517,8 @@ fn start_mesh(
         lanes_per_class: mesh.lanes,
         ring_blocks: limits::RING_BLOCKS,
         ring_bytes: mesh.replay_log_bytes,
-        ring_age: limits::RING_AGE_DEFAULT,
+        ring_age: mesh.replay_log_age,
+        slows_publishers: mesh.replay_log_full == ReplayLogFull::Slow,
         hop_max: mesh.hop_max,
         message_bytes_max: limits::MQTT_REMAINING_LENGTH_MAX as usize,
     };

@@ -37,6 +37,7 @@ fn broker(id: u64, now: Instant) -> Arc<Replication> {
         ring_blocks: 64,
         ring_bytes: 1 << 20,
         ring_age: Duration::from_secs(60),
+        slows_publishers: true,
         hop_max: 255,
         message_bytes_max: 10_000,
     };

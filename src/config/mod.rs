@@ -294,6 +294,11 @@ pub struct Mesh {
     /// Bytes of QoS 1 and 2 messages, and as many of QoS 0, that are kept for links which lag or come back.
     #[serde(with = "units::bytes")]
     pub replay_log_bytes: usize,
+    /// Nothing older is kept for them.
+    #[serde(with = "units::duration")]
+    pub replay_log_age: Duration,
+    /// What becomes of QoS 1 and 2 where a living link lags by half of that.
+    pub replay_log_full: ReplayLogFull,
     /// How long it is remembered that a retained message was deleted: who is away for longer may bring it back.
     #[serde(with = "units::duration")]
     pub tombstone_age: Duration,
@@ -339,11 +344,24 @@ impl Default for Mesh {
             record_stp: None,
             lanes: limits::LANES_DEFAULT,
             replay_log_bytes: limits::RING_BYTES_DEFAULT,
+            replay_log_age: limits::RING_AGE_DEFAULT,
+            replay_log_full: ReplayLogFull::default(),
             tombstone_age: limits::TOMBSTONE_AGE_DEFAULT,
             pull_timeout: limits::PULL_TIMEOUT_DEFAULT,
             topics: Vec::new(),
         }
     }
+}
+
+/// What becomes of QoS 1 and 2 where a living link lags by half of what is kept for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplayLogFull {
+    /// Publishers wait for their acknowledgements.
+    #[default]
+    Slow,
+    /// Nobody waits: the oldest messages go, counted.
+    Drop,
 }
 
 /// A way to find peers.

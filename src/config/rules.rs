@@ -67,6 +67,16 @@ fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
         let problem = format!("{:?} is too short; it must be at least 5m", mesh.member_timeout);
         return Err(("mesh.member_timeout".to_owned(), problem));
     }
+    // Whoever is still given what it missed must still be known, or what it wants is not kept for it.
+    if mesh.replay_log_age < limits::RING_AGE_MIN || mesh.replay_log_age > mesh.member_timeout {
+        let problem = format!(
+            "{:?} is out of range; it must be from {:?} to mesh.member_timeout, which is {:?}",
+            mesh.replay_log_age,
+            limits::RING_AGE_MIN,
+            mesh.member_timeout
+        );
+        return Err(("mesh.replay_log_age".to_owned(), problem));
+    }
     if !PULL_TIMEOUTS.contains(&mesh.pull_timeout) {
         return Err(("mesh.pull_timeout".to_owned(), format!("{:?} is out of range; it must be from 1s to 1h", mesh.pull_timeout)));
     }

@@ -166,6 +166,7 @@ impl<'a> Plan<'a> {
                 ring_blocks: 1_024,
                 ring_bytes: 64 * 1024 * 1024,
                 ring_age: Duration::from_secs(600),
+                slows_publishers: true,
                 hop_max: 255,
                 message_bytes_max: 1024 * 1024,
             },
@@ -643,6 +644,7 @@ impl Side {
             ring_blocks: 4_096,
             ring_bytes: 32 * 1024 * 1024,
             ring_age: Duration::from_secs(600),
+            slows_publishers: true,
             hop_max: 255,
             message_bytes_max: 1024 * 1024,
         };

@@ -90,6 +90,8 @@ pub struct ReplicationConfig {
     pub ring_bytes: usize,
     /// Nothing older is sent, and older blocks are trimmed.
     pub ring_age: Duration,
+    /// Whether publishers and other links wait for a living link that lags; else the oldest blocks go, counted.
+    pub slows_publishers: bool,
     /// A block goes over at most this many links.
     pub hop_max: u8,
     /// The largest message that a peer may send: topic, properties and payload.
@@ -346,7 +348,7 @@ impl Replication {
     /// Whether a live cursor of a QoS 1 or 2 lane lags by half its ring: then acknowledgements to local publishers wait.
     #[must_use]
     pub fn lagging(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.reliable && lane.lags())
+        self.config.slows_publishers && self.lanes.iter().any(|lane| lane.reliable && lane.lags())
     }
 
     /// For one task that waits until the replication is not [`lagging`](Self::lagging).

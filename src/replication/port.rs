@@ -250,6 +250,9 @@ impl PortLane {
     /// only other ports count, no two readers of a tree wait for each other. QoS 0 is dropped instead.
     pub fn poll_others(&self, context: &mut Context<'_>) -> Poll<()> {
         let Some(lane) = self.lane().filter(|lane| lane.reliable && lane.others_lag(&self.cursor)) else { return Poll::Ready(()) };
+        if !self.replication.config.slows_publishers {
+            return Poll::Ready(());
+        }
         lane.transit.wait(self.number, context.waker());
         if lane.others_lag(&self.cursor) { Poll::Pending } else { Poll::Ready(()) }
     }

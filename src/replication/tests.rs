@@ -1,5 +1,7 @@
 //! Two or three brokers whose lanes are joined by hand.
 
+mod durable;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
@@ -16,12 +18,21 @@ const RING_BLOCKS: usize = 64;
 #[derive(Default)]
 struct Inbox {
     got: Vec<(String, Option<u32>)>,
+    covered: Vec<(OriginLane, u64)>,
     flushes: usize,
 }
 
 impl Deliver for Inbox {
     fn deliver(&mut self, message: &MeshMessage<'_>) {
         self.got.push((String::from_utf8_lossy(message.payload).into_owned(), message.expiry_seconds));
+    }
+
+    fn catch_up(&mut self, message: &MeshMessage<'_>) {
+        self.got.push((format!("late: {}", String::from_utf8_lossy(message.payload)), message.expiry_seconds));
+    }
+
+    fn covered(&mut self, stream: OriginLane, cover: u64) {
+        self.covered.push((stream, cover));
     }
 
     fn flush(&mut self) {
@@ -56,6 +67,7 @@ impl Broker {
             ring_blocks: RING_BLOCKS,
             ring_bytes: 1 << 20,
             ring_age: Duration::from_secs(60),
+            slows_publishers: true,
             hop_max: 255,
             message_bytes_max: 1_000,
         };

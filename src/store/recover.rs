@@ -263,6 +263,10 @@ impl Reading {
             Record::Log { lane, log, born_ms, reserved, floor } => {
                 let (lane, born) = (LaneId(lane), born_ms.and_then(|born_ms| self.clocks.past(born_ms)));
                 self.logs.insert(lane, (LogHead { lane, log: LogId(log), born, reserved, floor }, at));
+                // So that no more is in memory than was kept.
+                while let Some(key) = self.blocks.range((lane, 0)..=(lane, floor)).next().map(|(key, _)| *key) {
+                    self.blocks.remove(&key);
+                }
             }
             Record::LogGone { lane } => {
                 self.logs.remove(&LaneId(lane));

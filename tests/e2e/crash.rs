@@ -20,7 +20,7 @@ use crate::wire::*;
 const WINDOW: usize = 40;
 
 /// A connection that may end at any moment.
-struct Wire {
+pub struct Wire {
     stream: TcpStream,
     input: Vec<u8>,
     version: u8,
@@ -78,28 +78,35 @@ impl Wire {
     }
 }
 
-struct Publisher {
+pub struct Publisher {
     connect: Connect,
-    topic: &'static str,
+    topic: String,
     qos: u8,
     knows: bool,
     /// Identifier, number, and whether PUBREC has come.
     open: VecDeque<(u16, u64, bool)>,
-    next: u64,
+    /// How many it has published.
+    pub next: u64,
     last_id: u16,
     rng: StdRng,
 }
 
 impl Publisher {
+    /// One that publishes to `topic`.
+    pub fn new(connect: Connect, topic: &str, qos: u8, seed: u64) -> Self {
+        let (topic, rng) = (topic.to_owned(), StdRng::seed_from_u64(seed));
+        Self { connect, topic, qos, knows: false, open: VecDeque::new(), next: 0, last_id: 0, rng }
+    }
+
     fn packet(&mut self, id: u16, number: u64, dup: bool) -> Vec<u8> {
         // The length is the number's, so that a repeat is the same message.
         let payload = format!("{number} {}", "x".repeat((number * 7919 % 1_500) as usize));
-        let publish = Publish { topic: self.topic, payload: &payload, qos: self.qos, dup, id, ..Publish::default() };
+        let publish = Publish { topic: &self.topic, payload: &payload, qos: self.qos, dup, id, ..Publish::default() };
         publish.encode(self.connect.version)
     }
 
     /// Publishes until the broker is gone, or until `stop` and all is acknowledged.
-    fn run(&mut self, address: SocketAddr, stop: &AtomicBool) -> Option<()> {
+    pub fn run(&mut self, address: SocketAddr, stop: &AtomicBool) -> Option<()> {
         let mut wire = Wire::open(address, &self.connect, &mut self.knows)?;
         for (id, number, released) in self.open.clone() {
             let bytes = if released { packet(kind::PUBREL, 2, &id.to_be_bytes()) } else { self.packet(id, number, true) };
@@ -142,21 +149,28 @@ impl Publisher {
     }
 }
 
-struct Subscriber {
+pub struct Subscriber {
     connect: Connect,
-    topic: &'static str,
-    qos: u8,
+    topic: String,
+    pub qos: u8,
     knows: bool,
     /// QoS 2 identifiers between PUBLISH and PUBREL.
     taken: HashSet<u16>,
-    delivered: Vec<u64>,
+    /// Numbers as they came.
+    pub delivered: Vec<u64>,
     /// The same, each once.
-    seen: HashSet<u64>,
+    pub seen: HashSet<u64>,
 }
 
 impl Subscriber {
+    /// One that subscribes to `topic`.
+    pub fn new(connect: Connect, topic: &str, qos: u8) -> Self {
+        let (taken, delivered, seen) = (HashSet::new(), Vec::new(), HashSet::new());
+        Self { connect, topic: topic.to_owned(), qos, knows: false, taken, delivered, seen }
+    }
+
     /// Takes messages until the broker is gone, or until so many different ones have come.
-    fn run(&mut self, address: SocketAddr, enough: u64, deadline: Instant) -> Option<()> {
+    pub fn run(&mut self, address: SocketAddr, enough: u64, deadline: Instant) -> Option<()> {
         let mut wire = Wire::open(address, &self.connect, &mut self.knows)?;
         while (self.seen.len() as u64) < enough && Instant::now() < deadline {
             let Some(received) = wire.poll()? else { continue };
@@ -185,9 +199,9 @@ impl Subscriber {
         Some(())
     }
 
-    fn subscribe(&mut self, address: SocketAddr) {
+    pub fn subscribe(&mut self, address: SocketAddr) {
         let mut wire = Wire::open(address, &self.connect, &mut self.knows).unwrap();
-        let body = [vec![0, 1], properties_of(self.connect.version, &[]), string(self.topic), vec![self.qos]].concat();
+        let body = [vec![0, 1], properties_of(self.connect.version, &[]), string(&self.topic), vec![self.qos]].concat();
         wire.send(&packet(kind::SUBSCRIBE, 2, &body)).unwrap();
         let suback = wire.receive_until(|| false).unwrap();
         assert_eq!((suback.kind, suback.codes), (kind::SUBACK, vec![self.qos]));
@@ -205,27 +219,10 @@ fn kill_9_loses_nothing_that_was_acknowledged_and_doubles_no_qos_2() {
     let configuration = site.alone("phoenix");
 
     let connect = |version, id: &str| Connect::new(version).id(id).resume(u32::MAX);
-    let mut publishers =
-        [("p1", "one", 1, 4), ("p2", "two", 2, 5), ("p3", "two-old", 2, 4)].map(|(id, topic, qos, version)| Publisher {
-            connect: connect(version, id),
-            topic,
-            qos,
-            knows: false,
-            open: VecDeque::new(),
-            next: 0,
-            last_id: 0,
-            rng: StdRng::seed_from_u64(rng.random()),
-        });
-    let mut subscribers =
-        [("s1", "one", 1, 5), ("s2", "two", 2, 5), ("s3", "two-old", 2, 4)].map(|(id, topic, qos, version)| Subscriber {
-            connect: connect(version, id),
-            topic,
-            qos,
-            knows: false,
-            taken: HashSet::new(),
-            delivered: Vec::new(),
-            seen: HashSet::new(),
-        });
+    let mut publishers = [("p1", "one", 1, 4), ("p2", "two", 2, 5), ("p3", "two-old", 2, 4)]
+        .map(|(id, topic, qos, version)| Publisher::new(connect(version, id), topic, qos, rng.random()));
+    let mut subscribers = [("s1", "one", 1, 5), ("s2", "two", 2, 5), ("s3", "two-old", 2, 4)]
+        .map(|(id, topic, qos, version)| Subscriber::new(connect(version, id), topic, qos));
     let broker = site.start("phoenix", &configuration);
     subscribers.iter_mut().for_each(|one| one.subscribe(broker.address()));
     broker.kill();

@@ -34,6 +34,7 @@ mod relay;
 mod reload;
 #[path = "../sim/stp/replay.rs"]
 mod replay;
+mod restart;
 mod retained;
 mod serve;
 mod sight;

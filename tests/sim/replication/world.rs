@@ -303,6 +303,7 @@ impl World {
             ring_blocks: self.bounds.ring_blocks,
             ring_bytes: self.bounds.ring_bytes,
             ring_age: self.bounds.ring_age,
+            slows_publishers: true,
             hop_max: u8::MAX,
             message_bytes_max: 100_000,
         };
