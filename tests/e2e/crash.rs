@@ -87,6 +87,8 @@ pub struct Publisher {
     open: VecDeque<(u16, u64, bool)>,
     /// How many it has published.
     pub next: u64,
+    /// After each burst.
+    pub pause: Duration,
     last_id: u16,
     rng: StdRng,
 }
@@ -95,7 +97,7 @@ impl Publisher {
     /// One that publishes to `topic`.
     pub fn new(connect: Connect, topic: &str, qos: u8, seed: u64) -> Self {
         let (topic, rng) = (topic.to_owned(), StdRng::seed_from_u64(seed));
-        Self { connect, topic, qos, knows: false, open: VecDeque::new(), next: 0, last_id: 0, rng }
+        Self { connect, topic, qos, knows: false, open: VecDeque::new(), next: 0, pause: Duration::ZERO, last_id: 0, rng }
     }
 
     fn packet(&mut self, id: u16, number: u64, dup: bool) -> Vec<u8> {
@@ -129,6 +131,7 @@ impl Publisher {
                 let bytes = self.packet(id, number, false);
                 wire.send(&bytes)?;
             }
+            std::thread::sleep(self.pause);
             let Some(received) = wire.poll()? else { continue };
             // That a PUBREL finds nothing is right where its PUBCOMP was lost.
             let is_repeat = (received.kind, received.reason) == (kind::PUBCOMP, 0x92);
