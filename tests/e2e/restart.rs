@@ -137,7 +137,7 @@ fn kill_9_of_any_broker_of_a_mesh_loses_nothing_that_was_acknowledged() {
         assert!(first == all, "{way}: doubled or out of order: {wrong:?} of {} for {published}", first.len());
     }
     for broker in &brokers {
-        for counter in ["mesh_gaps_received", "mesh_gaps_sent"] {
+        for counter in ["mesh_gaps_received_total", "mesh_gaps_sent_total"] {
             assert_eq!(metric(broker, counter), 0.0, "{counter} of {}", broker.name);
         }
     }
