@@ -86,6 +86,8 @@ pub(super) struct Log {
     last: Segment,
     current: Option<Current>,
     is_unsynced: bool,
+    /// See [`Log::newest_suspect`].
+    suspect: Option<Segment>,
 }
 
 /// A commit that could not be written.
@@ -116,7 +118,18 @@ impl Log {
         aside: String,
     ) -> Self {
         let last = present.keys().next_back().copied().unwrap_or(0);
-        Self { medium, sync, present, damaged, aside, segment_bytes: SEGMENT_BYTES, last, current: None, is_unsynced: false }
+        Self {
+            medium,
+            sync,
+            present,
+            damaged,
+            aside,
+            segment_bytes: SEGMENT_BYTES,
+            last,
+            current: None,
+            is_unsynced: false,
+            suspect: None,
+        }
     }
 
     /// Bytes of all segments.
@@ -150,6 +163,13 @@ impl Log {
         self.damaged.last().copied()
     }
 
+    /// The newest segment that could not be brought to the disk: what stands in it may be in memory only, and that a system says of it later that it is
+    /// there means nothing. It and all before it are to be written again and to go. Until they have gone each commit is brought to the disk at once: on
+    /// a disk that goes on failing nothing gathers.
+    pub(super) fn newest_suspect(&self) -> Option<Segment> {
+        self.suspect
+    }
+
     /// Whether the next commit begins a segment.
     pub(super) fn is_sealed(&self) -> bool {
         self.current.as_ref().is_none_or(|current| current.good >= self.segment_bytes)
@@ -172,7 +192,7 @@ impl Log {
         let mut commit = Commit { frame: vec![0; FRAME_HEAD_BYTES], current };
         write(&mut commit)?;
         commit.flush(ENDS)?;
-        if self.sync == SyncMode::Batch {
+        if self.sync == SyncMode::Batch || self.suspect.is_some() {
             // Whether anything of it is on the disk is unknown after a failure: the segment is left, and all is written again.
             current.output.sync().inspect_err(|_| current.good = u64::MAX)?;
         } else {
@@ -234,13 +254,18 @@ impl Log {
         self.medium.sync_names().is_ok()
     }
 
-    /// Brings everything to the disk that is not there.
+    /// Brings everything to the disk that is not there. Where that fails the segment is left: see [`Log::newest_suspect`].
     pub(super) fn sync_now(&mut self) -> io::Result<()> {
-        if let (true, Some(current)) = (self.is_unsynced, &mut self.current) {
-            current.output.sync()?;
+        if !std::mem::take(&mut self.is_unsynced) {
+            return Ok(());
         }
-        self.is_unsynced = false;
-        Ok(())
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let synced = current.output.sync();
+        if synced.is_err() {
+            self.suspect = Some(current.segment);
+            self.current = None;
+        }
+        synced
     }
 
     /// Whether something waits to be brought to the disk.
@@ -267,6 +292,7 @@ impl Log {
             self.damaged.remove(&segment);
             self.present.remove(&segment);
         }
+        self.suspect = self.suspect.filter(|suspect| *suspect > cut);
         Ok(())
     }
 }

@@ -400,6 +400,9 @@ impl Writer {
             self.synced_at = now;
             self.log.sync_now()?;
         }
+        if self.log.newest_suspect().is_some_and(|suspect| self.cut.is_none_or(|cut| cut < suspect)) {
+            self.clean_up();
+        }
         self.move_some();
         let is_dirty = self.mirror.is_dirty();
         if is_dirty {
@@ -439,12 +442,12 @@ impl Writer {
         }
     }
 
-    /// Decides whether old segments are to be emptied, and begins with it: damaged ones at once, else the oldest where the log is more than twice as large as it
+    /// Decides whether old segments are to be emptied, and begins with it: damaged ones, and those that may not be on the disk, at once; else the oldest where the log is more than twice as large as it
     /// need be, or in many pieces.
     fn clean_up(&mut self) {
         let Some(oldest) = self.log.oldest() else { return };
-        let cut = match (self.log.newest_damaged(), self.log.newest_sealed()) {
-            (Some(damaged), _) => damaged,
+        let cut = match (self.log.newest_damaged().max(self.log.newest_suspect()), self.log.newest_sealed()) {
+            (Some(bad), _) => bad,
             (None, Some(sealed)) if self.log.segments() > SEGMENTS_MAX && self.log.are_small() => sealed,
             (None, Some(sealed)) if sealed >= oldest && self.log.bytes() > 2 * self.mirror.live_bytes() + self.slack_bytes => {
                 oldest

@@ -29,12 +29,14 @@ struct Inner {
     /// Bytes that it still takes.
     room: usize,
     syncs: bool,
+    /// Files of which a sync has failed: what was not on the platter then never gets there, whatever is said later.
+    torn: BTreeSet<String>,
 }
 
 impl Default for Inner {
     fn default() -> Self {
-        let (files, synced, created, removed) = Default::default();
-        Self { files, synced, created, removed, room: usize::MAX, syncs: true }
+        let (files, synced, created, removed, torn) = Default::default();
+        Self { files, synced, created, removed, room: usize::MAX, syncs: true, torn }
     }
 }
 
@@ -90,10 +92,13 @@ impl Output for InMemory {
     fn sync(&mut self) -> io::Result<()> {
         let mut inner = self.0.0.lock();
         if !inner.syncs {
+            inner.torn.insert(self.1.clone());
             return Err(io::ErrorKind::Other.into());
         }
-        let length = inner.files.get(&self.1).map_or(0, Vec::len);
-        inner.synced.insert(self.1.clone(), length);
+        if !inner.torn.contains(&self.1) {
+            let length = inner.files.get(&self.1).map_or(0, Vec::len);
+            inner.synced.insert(self.1.clone(), length);
+        }
         Ok(())
     }
 
@@ -136,6 +141,10 @@ impl Disk {
 
     /// What a start does.
     fn open(&self) -> (Writer, Restored, Lost) {
+        self.open_with(SyncMode::Batch)
+    }
+
+    fn open_with(&self, sync: SyncMode) -> (Writer, Restored, Lost) {
         let clocks = Clocks::read();
         let mut reading = Reading::new(clocks);
         let (mut present, mut damaged) = (BTreeMap::new(), BTreeSet::new());
@@ -146,9 +155,9 @@ impl Disk {
             present.insert(segment, Present { name, bytes: bytes.len() as u64 });
         }
         let (mirror, restored, lost) = reading.finish();
-        let mut log = Log::new(Box::new(self.clone()), SyncMode::Batch, present, damaged, "damaged-".to_owned());
+        let mut log = Log::new(Box::new(self.clone()), sync, present, damaged, "damaged-".to_owned());
         log.segment_bytes = 4_000;
-        let mut writer = Writer { slack_bytes: 8_000, ..Writer::new(mirror, log, SyncMode::Batch, clocks.now) };
+        let mut writer = Writer { slack_bytes: 8_000, ..Writer::new(mirror, log, sync, clocks.now) };
         writer.clean_up();
         (writer, restored, lost)
     }
@@ -563,6 +572,43 @@ fn a_disk_that_fails_again_and_again_does_not_fill_up() {
     writer.commit(&mut Vec::new()).unwrap();
     let (_, restored, _) = disk.open();
     assert_eq!(Model::from(&restored), history.model);
+}
+
+#[test]
+fn what_could_not_be_synced_is_written_again_elsewhere() {
+    for seed in seeds() {
+        let (disk, mut history) = (Disk::default(), History::new(seed));
+        let mut chance = StdRng::seed_from_u64(!seed);
+        let (mut writer, ..) = disk.open_with(SyncMode::Interval);
+        for round in 0..100 {
+            let fails = chance.random_ratio(1, 5);
+            disk.0.lock().syncs = !fails;
+            let is_due = fails || chance.random_ratio(1, 3);
+            if is_due {
+                writer.synced_at -= SYNC_INTERVAL;
+            }
+            let must_sync = is_due && writer.log.is_unsynced();
+            let committed = writer.commit(&mut history.batch());
+            assert!(committed.is_err() || !(fails && must_sync), "seed {seed}, round {round}");
+            let bytes = disk.bytes();
+            for _ in 0..if fails { 20 } else { 0 } {
+                // Again and again, with nothing new.
+                let _ = writer.commit(&mut Vec::new());
+            }
+            assert!(disk.bytes() < 2 * bytes + 20_000, "seed {seed}, round {round}: it fills up");
+            if chance.random_ratio(1, 4) {
+                disk.0.lock().syncs = true;
+                while writer.mirror.is_dirty() || writer.cut.is_some() {
+                    writer.commit(&mut Vec::new()).unwrap();
+                }
+                writer.log.sync_now().unwrap();
+                // A file's name is the file system's to keep: that of a new segment is brought to the disk with the removal of older ones.
+                disk.0.lock().created.clear();
+                let (_, restored, _) = disk.power_cut(&mut chance).open();
+                assert_eq!(Model::from(&restored), history.model, "seed {seed}, round {round}");
+            }
+        }
+    }
 }
 
 #[test]
