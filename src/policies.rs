@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::auth::{Access, FileError, Policy, Rules, Standing, Users};
+use crate::auth::{Access, FileError, Place, Policy, Rules, Standing, Users};
 use crate::config::{Auth, Config, Listener};
 
 /// Why the files of a configuration make no policies.
@@ -61,16 +61,22 @@ impl Policies {
     /// # Errors
     /// See [`PolicyError`].
     pub fn load(config: &Config) -> Result<Self, PolicyError> {
-        let policies = read(config, &config.listeners, &[])?;
+        let policies = read(config, &config.listeners, &[], &[])?;
         Ok(Self { of_listeners: policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect() })
     }
 
-    /// Reads everything anew for the listeners that there are. The result is put in force by [`Policies::replace`].
+    /// Reads everything anew for the listeners that there are. Of one that is no longer configured (`is_configured`, in their order) the files that it
+    /// named itself are not read: what they said last goes on. The result is put in force by [`Policies::replace`].
     ///
     /// # Errors
     /// See [`PolicyError`].
-    pub fn read_anew(&self, config: &Config, listeners: &[Listener]) -> Result<Vec<Arc<Policy>>, PolicyError> {
-        read(config, listeners, &self.of_listeners)
+    pub fn read_anew(
+        &self,
+        config: &Config,
+        listeners: &[Listener],
+        is_configured: &[bool],
+    ) -> Result<Vec<Arc<Policy>>, PolicyError> {
+        read(config, listeners, is_configured, &self.of_listeners)
     }
 
     /// What comes in from now on is judged by these.
@@ -84,40 +90,60 @@ impl Policies {
         &self.of_listeners
     }
 
-    /// Judges a client that came in under any earlier policy of its listener.
+    /// Judges a client that came in under any earlier policy of its listener, or whose session is left of an earlier run: that is judged by the
+    /// listener with the same address. Where there is none any more, by all that would let its owner in: what they do not agree on he may not do until he
+    /// comes in again.
     #[must_use]
     pub fn judge(&self, access: &Access) -> Standing {
-        match self.of_listeners.get(access.listener()) {
-            Some(policy) => policy.load().judge(access.identity()),
-            None => Standing::Gone(Arc::new(access.shut_out())),
+        let place = access.place();
+        let all: Vec<Arc<Policy>> = self.of_listeners.iter().map(|policy| policy.load_full()).collect();
+        let is_its_own = |policy: &&Arc<Policy>| match (place.index, &*place.bind) {
+            (Some(index), "") => policy.place().index == Some(index),
+            (Some(_), _) => policy.place() == place,
+            (None, bind) => *policy.place().bind == *bind,
+        };
+        let mut judges: Vec<_> = all.iter().filter(is_its_own).collect();
+        if judges.is_empty() {
+            judges = all.iter().collect();
         }
-    }
-
-    /// Judges whose session is left of an earlier run. Listeners may stand in another order by now: it goes on if its owner may come in at any.
-    #[must_use]
-    pub fn judge_restored(&self, access: &Access) -> Standing {
-        let others = self.of_listeners.iter().map(|policy| policy.load().judge(access.identity()));
-        match self.judge(access) {
-            Standing::Gone(gone) => {
-                others.into_iter().find(|standing| matches!(standing, Standing::Good(_))).unwrap_or(Standing::Gone(gone))
-            }
-            standing => standing,
+        let mut standings = judges.into_iter().map(|policy| policy.judge(access.identity()));
+        let agreed = standings.try_fold(None, |before: Option<Standing>, next| match (before, next) {
+            (Some(Standing::Good(one)), Standing::Good(other)) if !one.grants_same(&other) => None,
+            (None | Some(Standing::Gone(_)), next) => Some(Some(next)),
+            (before, _) => Some(before),
+        });
+        match agreed {
+            Some(standing) => standing.unwrap_or_else(|| Standing::Gone(Arc::new(access.shut_out()))),
+            None => Standing::Good(Arc::new(access.shut_out())),
         }
     }
 }
 
 /// A file that several listeners name is read once. What says the same as before is what was before: that two sessions have the same rules is seen at a
 /// glance then.
-fn read(config: &Config, listeners: &[Listener], before: &[CurrentPolicy]) -> Result<Vec<Arc<Policy>>, PolicyError> {
+fn read(
+    config: &Config,
+    listeners: &[Listener],
+    is_configured: &[bool],
+    before: &[CurrentPolicy],
+) -> Result<Vec<Arc<Policy>>, PolicyError> {
     let before: Vec<Arc<Policy>> = before.iter().map(|policy| policy.load_full()).collect();
     let (users_before, rules_before): (Vec<_>, Vec<_>) =
         before.iter().map(|policy| (policy.shared_users(), policy.shared_rules())).unzip();
     let (mut users, mut rules) = (HashMap::new(), HashMap::new());
-    let policy = |(index, listener)| {
+    let policy = |(index, listener): (usize, &Listener)| {
         let Auth { allow_anonymous, password_file, acl_file } = config.auth_of(listener);
-        let users = password_file.map(|path| file(&mut users, "password_file", path, Users::parse, &users_before)).transpose()?;
-        let rules = acl_file.map(|path| file(&mut rules, "acl_file", path, Rules::parse, &rules_before)).transpose()?;
-        Ok(Arc::new(Policy::new(index, allow_anonymous, users, rules)))
+        let left = before.get(index).filter(|_| is_configured.get(index) == Some(&false));
+        let users = match left.filter(|_| listener.password_file.is_some()) {
+            Some(left) => left.shared_users().cloned(),
+            None => password_file.map(|path| file(&mut users, "password_file", path, Users::parse, &users_before)).transpose()?,
+        };
+        let rules = match left.filter(|_| listener.acl_file.is_some()) {
+            Some(left) => left.shared_rules().cloned(),
+            None => acl_file.map(|path| file(&mut rules, "acl_file", path, Rules::parse, &rules_before)).transpose()?,
+        };
+        let place = Place { index: Some(index), bind: listener.bind.to_string().into() };
+        Ok(Arc::new(Policy::new(place, allow_anonymous, users, rules)))
     };
     listeners.iter().enumerate().map(policy).collect()
 }
@@ -159,23 +185,72 @@ mod tests {
     use super::*;
     use crate::auth::Identity;
 
-    #[test]
-    fn who_had_a_session_before_a_restart_needs_one_listener_that_lets_him_in() {
-        let rules = |text: &str| Some(Arc::new(Rules::parse(text.as_bytes()).unwrap()));
-        let policies = |second: bool| Policies {
-            of_listeners: [(false, "topic a"), (second, "topic b")]
-                .into_iter()
-                .enumerate()
-                .map(|(index, (anonymous, text))| Arc::new(ArcSwap::from_pointee(Policy::new(index, anonymous, None, rules(text)))))
-                .collect(),
+    fn rules(text: &str) -> Option<Arc<Rules>> {
+        Some(Arc::new(Rules::parse(text.as_bytes()).unwrap()))
+    }
+
+    /// Of listeners with these addresses, that let strangers in or not, under these rules.
+    fn policies(all: &[(&str, bool, &Option<Arc<Rules>>)]) -> Policies {
+        let policy = |(index, (bind, anonymous, rules)): (usize, &(&str, bool, &Option<Arc<Rules>>))| {
+            let place = Place { index: Some(index), bind: (*bind).into() };
+            Arc::new(ArcSwap::from_pointee(Policy::new(place, *anonymous, None, (*rules).clone())))
         };
-        for listener in [0, 1, 7] {
-            let was = Access::of_owner(&Access::new(Identity::Anonymous, listener, None).owner());
-            let Standing::Good(access) = policies(true).judge_restored(&was) else { panic!("{listener}") };
-            assert!(access.may_receive("c", "b") && !access.may_receive("c", "a"));
-            assert!(matches!(policies(false).judge_restored(&was), Standing::Gone(_)), "{listener}");
+        Policies { of_listeners: all.iter().enumerate().map(policy).collect() }
+    }
+
+    #[test]
+    fn who_had_a_session_before_a_restart_is_judged_by_his_own_listener() {
+        let (a, b) = (rules("topic a"), rules("topic b"));
+        let of = |bind: &str, index| {
+            let place = Place { index: Some(index), bind: bind.into() };
+            Access::of_owner(&Access::new(Identity::Anonymous, place, None).owner())
+        };
+        // What he may do there, if he is in.
+        let found = |policies: &Policies, access: &Access| match policies.judge(access) {
+            Standing::Good(access) => Some(["a", "b"].map(|topic| access.may_receive("c", topic))),
+            Standing::Gone(_) | Standing::PasswordChanged(_) => None,
+        };
+        let (only_a, only_b, nothing) = (Some([true, false]), Some([false, true]), Some([false, false]));
+        // By its address, wherever it stands now; another's word does not count.
+        let two = policies(&[("y", true, &b), ("x", true, &a)]);
+        for index in [0, 1, 7] {
+            assert_eq!((found(&two, &of("x", index)), found(&two, &of("y", index))), (only_a, only_b), "{index}");
         }
-        assert!(matches!(policies(true).judge_restored(&Access::of_owner("?")), Standing::Gone(_)));
+        assert_eq!(found(&policies(&[("y", true, &b), ("x", false, &a)]), &of("x", 0)), None);
+        // One that is gone: those that would let him in must agree.
+        assert_eq!(found(&policies(&[("y", true, &b), ("x", false, &a)]), &of("z", 1)), only_b);
+        assert_eq!(found(&policies(&[("y", true, &b), ("x", true, &b)]), &of("z", 1)), only_b);
+        assert_eq!(found(&two, &of("z", 1)), nothing);
+        assert_eq!(found(&policies(&[("y", false, &b)]), &of("z", 0)), None);
+        // As the first versions wrote it: by its place.
+        assert_eq!((found(&two, &Access::of_owner("a0:")), found(&two, &Access::of_owner("a1:"))), (only_b, only_a));
+        assert_eq!(found(&policies(&[("y", false, &b), ("x", true, &a)]), &Access::of_owner("a0:")), None);
+        assert_eq!(found(&two, &Access::of_owner("?")), None);
+        // Nobody has come in since: a reload judges what is left of him as the start did.
+        let Standing::Good(shut_out) = two.judge(&of("z", 1)) else { panic!("he is not gone") };
+        assert_eq!((found(&two, &shut_out), found(&policies(&[("z", true, &a)]), &shut_out)), (nothing, only_a));
+    }
+
+    #[test]
+    fn the_files_of_a_listener_that_is_no_longer_configured_are_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let [own, shared] = ["own", "shared"].map(|name| dir.path().join(name));
+        std::fs::write(&own, "topic a").unwrap();
+        std::fs::write(&shared, "topic a").unwrap();
+        let listener = |acl_file| Listener { acl_file, allow_anonymous: Some(true), ..Listener::default() };
+        let listeners = vec![listener(None), listener(Some(own.clone()))];
+        let auth = Auth { acl_file: Some(shared.clone()), ..Auth::default() };
+        let config = Config { listeners, auth, ..Config::default() };
+        let policies = Policies::load(&config).unwrap();
+        std::fs::remove_file(own).unwrap();
+        std::fs::write(&shared, "topic b").unwrap();
+        assert!(policies.read_anew(&config, &config.listeners, &[true, true]).is_err());
+        let may = |policy: &Arc<Policy>, topic| policy.admit(&Identity::Anonymous).may_receive("c", topic);
+        let read = policies.read_anew(&config, &config.listeners, &[true, false]).unwrap();
+        assert!(may(&read[0], "b") && !may(&read[0], "a") && may(&read[1], "a") && !may(&read[1], "b"));
+        // What it does not say itself is everybody's.
+        let read = policies.read_anew(&config, &config.listeners, &[false, false]).unwrap();
+        assert!(may(&read[0], "b") && may(&read[1], "a"));
     }
 
     #[test]
@@ -190,7 +265,7 @@ mod tests {
         let first = rules();
         for (text, same) in [("# again\ntopic a", true), ("topic b", false)] {
             std::fs::write(&path, text).unwrap();
-            policies.replace(policies.read_anew(&config, &config.listeners).unwrap());
+            policies.replace(policies.read_anew(&config, &config.listeners, &[true]).unwrap());
             assert_eq!(Arc::ptr_eq(&first, &rules()), same, "{text}");
         }
     }

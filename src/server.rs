@@ -254,15 +254,18 @@ impl Server {
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, ReloadError> {
         let mut in_force = self.listeners_in_force.lock();
         let mut running = Config { listeners: in_force.clone(), ..self.config.clone() };
-        take_over(&mut running.listeners, &config.listeners);
-        let renewals: Vec<_> =
-            self.doors.iter().zip(&running.listeners).map(|(door, one)| door.read_anew(one)).collect::<Result<_, _>>()?;
-        let policies = self.policies.read_anew(config, &running.listeners)?;
+        let is_configured = take_over(&mut running.listeners, &config.listeners);
+        let renewals: Vec<_> = (self.doors.iter().zip(&running.listeners).zip(&is_configured))
+            .map(|((door, one), is_configured)| is_configured.then(|| door.read_anew(one)).transpose())
+            .collect::<Result<_, _>>()?;
+        let policies = self.policies.read_anew(config, &running.listeners, &is_configured)?;
         if let (Some(handle), Some(new)) = (&self.parts.mesh, &config.mesh) {
             handle.reload(Credentials::load(new)?)?;
             handle.reconfigure(new.peers.clone(), new.discovery.clone());
         }
-        self.doors.iter().zip(renewals).for_each(|(door, renewal)| door.renew(renewal));
+        for (door, renewal) in self.doors.iter().zip(renewals) {
+            renewal.into_iter().for_each(|renewal| door.renew(renewal));
+        }
         self.policies.replace(policies);
         in_force.clone_from(&running.listeners);
         let (mut batch, now) = (Batch::default(), clock::now());
@@ -395,18 +398,21 @@ impl View for Parts {
     }
 }
 
-/// Each listener takes over what is said now of the one at its address. Of one that is said nothing any more, what was in force before holds on.
-fn take_over(listeners: &mut [Listener], new: &[Listener]) {
+/// Each listener takes over what is said now of the one at its address. Of one that is said nothing any more, what was in force before holds on. Says of each
+/// whether it is still configured.
+fn take_over(listeners: &mut [Listener], new: &[Listener]) -> Vec<bool> {
     let mut new: Vec<&Listener> = new.iter().collect();
-    for listener in listeners {
+    let take = |listener: &mut Listener| {
         let is_udp = |listener: &Listener| listener.protocol == Protocol::Quic;
         let same = |new: &&Listener| new.bind == listener.bind && is_udp(new) == is_udp(listener);
         // Several may be bound to any free port: they are told apart by their order.
-        let Some(place) = new.iter().position(same) else { continue };
+        let Some(place) = new.iter().position(same) else { return false };
         let new = new.remove(place);
         listener.take_auth_of(new);
         listener.take_certificates_of(new);
-    }
+        true
+    };
+    listeners.iter_mut().map(take).collect()
 }
 
 /// Takes in what was read, before the first client is served.
@@ -417,7 +423,7 @@ fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Rest
     restored.sessions.into_iter().for_each(|session| router.restore_session(session, now));
     // Users may have gone, and rules have changed, while the broker was down.
     let mut batch = Batch::default();
-    router.judge_anew(&mut batch, |access| policies.judge_restored(access), now);
+    router.judge_anew(&mut batch, |access| policies.judge(access), now);
     router.finish(&mut batch, now);
     (store, restored.log)
 }

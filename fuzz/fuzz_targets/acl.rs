@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mqtt_st_quic::auth::{Access, Identity, Rules};
+use mqtt_st_quic::auth::{Access, Identity, Place, Rules};
 use mqtt_st_quic::topic;
 
 fuzz_target!(|input: &[u8]| {
@@ -15,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(rules) = Rules::parse(file) else { return };
     assert!(file.windows(5).any(|word| word == b"topic") || file.windows(7).any(|word| word == b"pattern"), "a rule out of nothing");
     let identity = if user.is_empty() { Identity::Anonymous } else { Identity::Certified { name: user.into() } };
-    let access = Access::new(identity, 0, Some(rules.into()));
+    let access = Access::new(identity, Place::default(), Some(rules.into()));
     if topic::check_name(name).is_ok() {
         let (may_publish, may_receive) = (access.may_publish(client_id, name), access.may_receive(client_id, name));
         if may_receive {

@@ -43,26 +43,35 @@ impl Identity {
     }
 }
 
+/// Which listener a client came in at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its place in the configuration of this process; none: it was one of an earlier run, which had another.
+    pub index: Option<usize>,
+    /// Where it is bound, as configured; empty: nobody has written that down.
+    pub bind: Arc<str>,
+}
+
 /// See the module's page. Immutable and without a client's own name, so that many clients share it; one whose rights change gets another.
 #[derive(Debug)]
 pub struct Access {
     identity: Identity,
-    listener: usize,
+    place: Place,
     /// None: there are no rules, and everything is allowed.
     rules: Option<Arc<Rules>>,
 }
 
 impl Access {
-    /// Of whoever came in as that at the listener of that index.
+    /// Of whoever came in as that at the listener there.
     #[must_use]
-    pub fn new(identity: Identity, listener: usize, rules: Option<Arc<Rules>>) -> Self {
-        Self { identity, listener, rules }
+    pub fn new(identity: Identity, place: Place, rules: Option<Arc<Rules>>) -> Self {
+        Self { identity, place, rules }
     }
 
     /// Of the same client when it is shut out: it may do nothing.
     #[must_use]
     pub fn shut_out(&self) -> Self {
-        Self::new(self.identity.clone(), self.listener, Some(Arc::default()))
+        Self::new(self.identity.clone(), self.place.clone(), Some(Arc::default()))
     }
 
     /// Who the client is.
@@ -73,11 +82,11 @@ impl Access {
 
     /// At which listener it came in.
     #[must_use]
-    pub fn listener(&self) -> usize {
-        self.listener
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
-    /// Whose the client's session is, to be written down with it.
+    /// Whose the client's session is, to be written down with it: how he has shown himself, the length of the listener's address, that, and the name.
     #[must_use]
     pub fn owner(&self) -> Arc<str> {
         let (kind, name) = match &self.identity {
@@ -86,25 +95,33 @@ impl Access {
             Identity::Certified { name } => ('c', &**name),
             Identity::Unknown => return Arc::default(),
         };
-        format!("{kind}{}:{name}", self.listener).into()
+        format!("{kind}@{}:{}{name}", self.place.bind.len(), self.place.bind).into()
     }
 
     /// Of whom [`Access::owner`] told before a restart; shut out until it is judged.
     #[must_use]
     pub fn of_owner(owner: &str) -> Self {
         let understood = || {
-            let (head, name) = owner.split_once(':')?;
-            let (kind, listener) = head.split_at_checked(1)?;
+            let (head, rest) = owner.split_once(':')?;
+            let (kind, place) = head.split_at_checked(1)?;
+            let (place, name) = match place.strip_prefix('@') {
+                Some(length) => {
+                    let (bind, name) = rest.split_at_checked(length.parse().ok()?)?;
+                    (Place { index: None, bind: bind.into() }, name)
+                }
+                // As the first versions wrote it.
+                None => (Place { index: Some(place.parse().ok()?), bind: Arc::default() }, rest),
+            };
             let identity = match kind {
                 "a" => Identity::Anonymous,
                 "u" => Identity::User { name: name.into(), record: None },
                 "c" => Identity::Certified { name: name.into() },
                 _ => return None,
             };
-            Some((identity, listener.parse().ok()?))
+            Some((identity, place))
         };
-        let (identity, listener) = understood().unwrap_or((Identity::Unknown, 0));
-        Self::new(identity, listener, Some(Arc::default()))
+        let (identity, place) = understood().unwrap_or((Identity::Unknown, Place::default()));
+        Self::new(identity, place, Some(Arc::default()))
     }
 
     /// Whether there is anything that the client may not do.
@@ -155,7 +172,7 @@ mod tests {
 
     #[test]
     fn without_rules_everything_is_allowed_and_shut_out_nothing() {
-        let access = Access::new(Identity::Anonymous, 0, None);
+        let access = Access::new(Identity::Anonymous, Place::default(), None);
         assert!(access.may_publish("c", "a") && access.may_receive("c", "a") && access.may_subscribe("c", "#"));
         let out = access.shut_out();
         assert!(!out.may_publish("c", "a") && !out.may_receive("c", "a") && !out.may_subscribe("c", "#"));
@@ -165,12 +182,22 @@ mod tests {
     fn owners_are_known_again_and_may_do_nothing_until_they_are_judged() {
         let user = Identity::User { name: "a:b c".into(), record: None };
         for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }] {
-            let owner = Access::new(identity.clone(), 7, None).owner();
-            let access = Access::of_owner(&owner);
-            assert_eq!((access.identity(), access.listener()), (&identity, 7));
+            for bind in ["[::1]:1883", "unix:/run/ü:7", ""] {
+                let here = Place { index: Some(7), bind: bind.into() };
+                let access = Access::of_owner(&Access::new(identity.clone(), here, None).owner());
+                assert_eq!((access.identity(), access.place()), (&identity, &Place { index: None, bind: bind.into() }));
+            }
+            let old = match &identity {
+                Identity::Anonymous => "a7:".to_owned(),
+                Identity::User { name, .. } => format!("u7:{name}"),
+                Identity::Certified { name } => format!("c7:{name}"),
+                Identity::Unknown => String::new(),
+            };
+            let access = Access::of_owner(&old);
+            assert_eq!((access.identity(), access.place()), (&identity, &Place { index: Some(7), bind: "".into() }));
             assert!(!access.may_publish("c", "a") && !access.may_receive("c", "a"));
         }
-        for owner in ["", "u", "u0", "x0:bob", "u:bob", "ub:bob", ":"] {
+        for owner in ["", "u", "u0", "x0:bob", "u:bob", "ub:bob", ":", "u@:bob", "u@9:bob", "u@1:ü", "u@-1:bob"] {
             let access = Access::of_owner(owner);
             assert!(!access.may_publish("c", "a") && !access.may_receive("c", "a"), "{owner}");
             let is = |other: &Identity| access.identity().is_same_user(other);
@@ -183,7 +210,7 @@ mod tests {
         let rules = Some(Arc::new(Rules::parse(b"topic #").unwrap()));
         let access = |user: Option<&str>, rules: &Option<Arc<Rules>>| {
             let identity = user.map_or(Identity::Anonymous, |name| Identity::Certified { name: name.into() });
-            Access::new(identity, 0, rules.clone())
+            Access::new(identity, Place::default(), rules.clone())
         };
         assert!(access(None, &rules).grants_same(&access(None, &rules)));
         assert!(access(None, &None).grants_same(&access(Some("bob"), &None)));

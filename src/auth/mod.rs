@@ -21,7 +21,7 @@ mod policy;
 mod scram;
 mod users;
 
-pub use access::{Access, Identity};
+pub use access::{Access, Identity, Place};
 pub use acl::Rules;
 pub use error::{FileError, Problem};
 pub use password::{Hash, Record, Unusable};

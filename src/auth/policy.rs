@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::access::{Access, Identity};
+use super::access::{Access, Identity, Place};
 use super::acl::Rules;
 use super::password::Record;
 use super::users::Users;
@@ -12,7 +12,7 @@ use super::users::Users;
 pub struct Policy {
     /// What a client without a user name may do; none: it does not come in.
     anonymous: Option<Arc<Access>>,
-    listener: usize,
+    place: Place,
     users: Option<Arc<Users>>,
     rules: Option<Arc<Rules>>,
 }
@@ -53,11 +53,17 @@ pub enum Standing {
 }
 
 impl Policy {
-    /// Of the listener of that index. Without `users` nobody can show to be one by a password, without `rules` who is in may do everything.
+    /// Of the listener there. Without `users` nobody can show to be one by a password, without `rules` who is in may do everything.
     #[must_use]
-    pub fn new(listener: usize, allow_anonymous: bool, users: Option<Arc<Users>>, rules: Option<Arc<Rules>>) -> Self {
-        let anonymous = allow_anonymous.then(|| Arc::new(Access::new(Identity::Anonymous, listener, rules.clone())));
-        Self { anonymous, listener, users, rules }
+    pub fn new(place: Place, allow_anonymous: bool, users: Option<Arc<Users>>, rules: Option<Arc<Rules>>) -> Self {
+        let anonymous = allow_anonymous.then(|| Arc::new(Access::new(Identity::Anonymous, place.clone(), rules.clone())));
+        Self { anonymous, place, users, rules }
+    }
+
+    /// Of which listener it is.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Who may log in with a password.
@@ -98,7 +104,7 @@ impl Policy {
     pub fn admit(&self, identity: &Identity) -> Arc<Access> {
         match (identity, &self.anonymous) {
             (Identity::Anonymous, Some(access)) => Arc::clone(access),
-            _ => Arc::new(Access::new(identity.clone(), self.listener, self.rules.clone())),
+            _ => Arc::new(Access::new(identity.clone(), self.place.clone(), self.rules.clone())),
         }
     }
 
@@ -146,7 +152,7 @@ mod tests {
             (true, users(BOB), Some(""), true, "nobody"),
         ] {
             let case = format!("{allow_anonymous} {users:?} {name:?} {has_password}");
-            let found = match Policy::new(0, allow_anonymous, users, None).claim(name, has_password) {
+            let found = match Policy::new(Place::default(), allow_anonymous, users, None).claim(name, has_password) {
                 Claim::Granted(Identity::Anonymous) => "anonymous",
                 Claim::Granted(_) => "somebody",
                 Claim::Check { name, .. } if &*name == "bob" => "check",
@@ -161,7 +167,7 @@ mod tests {
 
     #[test]
     fn who_is_in_stays_as_long_as_nothing_of_it_changes() {
-        let policy = |allow_anonymous, users| Policy::new(0, allow_anonymous, users, None);
+        let policy = |allow_anonymous, users| Policy::new(Place::default(), allow_anonymous, users, None);
         let Claim::Check { name, record } = policy(false, users(BOB)).claim(Some("bob"), true) else { panic!("a user") };
         let bob = Identity::User { name, record: Some(record) };
         let changed = BOB.replace("c2Fs", "c3Fs");

@@ -116,8 +116,8 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::auth::Policy;
-    use crate::codec::QoS;
+    use crate::auth::{Place, Policy};
+    use crate::codec::{PacketId, QoS};
     use crate::config::SharedStrategy;
     use crate::connection::{Address, Logins, Peer, Rates, Terms, Transport, admit};
     use crate::router::RouterLimits;
@@ -146,7 +146,7 @@ mod tests {
         let limits = RouterLimits { outbound: OutboundLimits::default(), shared: SharedStrategy::default() };
         let router = Arc::new(Router::new(limits, Arc::default(), Some(Arc::clone(&journal)), clock::now()));
         let terms = Arc::new(Terms {
-            policy: Arc::new(ArcSwap::from_pointee(Policy::new(0, true, None, None))),
+            policy: Arc::new(ArcSwap::from_pointee(Policy::new(Place::default(), true, None, None))),
             logins: Arc::new(Logins::default()),
             packet_bytes_max: 1_000,
             inflight_max: 10,

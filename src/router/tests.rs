@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::*;
-use crate::auth::{Access, Identity, Rules, Standing};
+use crate::auth::{Access, Identity, Place, Rules, Standing};
 use crate::codec::{PacketId, ProtocolVersion, QoS, ReasonCode, RetainHandling};
 use crate::session::{Change, Connected, Drained, Message, SessionExpiry, StoredMessage, SubscriptionOptions, Will};
 
@@ -458,7 +458,7 @@ fn a_group_is_there_as_long_as_it_has_members() {
 
 fn access(rules: &str) -> Arc<Access> {
     let rules = Arc::new(Rules::parse(rules.as_bytes()).unwrap());
-    Arc::new(Access::new(Identity::Certified { name: "bob".into() }, 0, Some(rules)))
+    Arc::new(Access::new(Identity::Certified { name: "bob".into() }, Place::default(), Some(rules)))
 }
 
 #[test]
@@ -527,7 +527,7 @@ fn what_is_retained_by_an_older_route_is_taken_back() {
 fn a_session_without_rules_that_is_resumed_voids_no_route() {
     let mut bench = Bench::new();
     let (bob, _) = bench.connect("c", true, HOUR, None);
-    let free = |name: &str| Some(Arc::new(Access::new(Identity::Certified { name: name.into() }, 0, None)));
+    let free = |name: &str| Some(Arc::new(Access::new(Identity::Certified { name: name.into() }, Place::default(), None)));
     let generation = || bench.router.generation.load(std::sync::atomic::Ordering::Relaxed);
     let before = generation();
     for access in [free("a"), None, free("b")] {
