@@ -214,10 +214,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
         let user_name = self.connect.user_name;
         match scram.finish(&response) {
             Ok((identity, signature)) if user_name.is_none() || user_name == identity.user() => {
+                self.terms.logins.count_good(self.peer.address.ip(), clock::now());
                 Ok(Proven { identity, method: Some((SCRAM_SHA_256, signature)) })
             }
             _ => {
-                self.terms.logins.count_wrong(self.peer.address.ip());
+                self.terms.logins.count_wrong(self.peer.address.ip(), clock::now());
                 Err(self.refuse(ReasonCode::NotAuthorized, WRONG, since).await)
             }
         }

@@ -5,7 +5,7 @@
 //! - A password that was found good is remembered for a minute, as a keyed digest: clients that come back after a restart of their network cost
 //!   no hash.
 //! - A refusal for a wrong password, or a user that there is not, takes a fixed time, the same for both. From an address with many wrong ones the
-//!   next is looked at a second after the last, be it shown as a password or by SCRAM. What is good, and what is not looked at, does not count: a crowd behind one
+//!   next is looked at a second after the last, one at a time, be it shown as a password or by SCRAM. What is good, and what is not looked at, does not count: a crowd behind one
 //!   address is not kept out by one of them.
 //!
 //! What is decided here and what for is `auth`'s; that names come escaped into the log and once a second at most is this module's.
@@ -118,7 +118,7 @@ impl Logins {
             let Ok(_waiting) = self.waiting.try_acquire() else { return Found::Busy };
             let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return Found::Busy };
             // Of many that began together the first may have been wrong by now.
-            if self.next_turn(address, clock::now()).is_none() {
+            if self.take_turn(address, clock::now()).is_none() {
                 break permit;
             }
         };
@@ -131,10 +131,11 @@ impl Logins {
         match verified.await {
             Some(true) => {
                 self.remember(digest);
+                self.count_good(address, clock::now());
                 Found::Good
             }
             Some(false) => {
-                self.count_wrong(address);
+                self.count_wrong(address, clock::now());
                 Found::Wrong
             }
             None => Found::Busy,
@@ -154,9 +155,17 @@ impl Logins {
         true
     }
 
-    /// [`Logins::turn`] for a proof that costs us nothing to look at. What is found wrong of it is to be counted at once.
+    /// [`Logins::turn`] for a proof that costs us nothing to look at. What is found of it is to be counted at once.
     pub(super) async fn turn_of(&self, address: Option<IpAddr>) -> bool {
-        self.turn(address, clock::now() + TURN_WAIT_MAX).await
+        let latest = clock::now() + TURN_WAIT_MAX;
+        loop {
+            if !self.turn(address, latest).await {
+                return false;
+            }
+            if self.take_turn(address, clock::now()).is_none() {
+                return true;
+            }
+        }
     }
 
     /// Says now and then that a client was refused, and waits until `since` is long enough ago for the client to be told.
@@ -211,10 +220,32 @@ impl Logins {
         (refusals.count_at(now) >= FREE_REFUSALS && refusals.next > now).then_some(refusals.next)
     }
 
-    /// A log-in from there was wrong.
-    pub(super) fn count_wrong(&self, address: Option<IpAddr>) {
+    /// The same; none: the turn is taken. Of an address that has had its free refusals no other log-in is looked at until [`TURN`] is over or this one is
+    /// found good, so that as many as there are processors do not get one turn together, nor owe a turn each.
+    fn take_turn(&self, address: Option<IpAddr>, now: Instant) -> Option<Instant> {
+        let mut refused = self.refused.lock();
+        let refusals = refused.get_mut(&network(address?))?;
+        if refusals.count_at(now) < FREE_REFUSALS {
+            return None;
+        }
+        if refusals.next > now {
+            return Some(refusals.next);
+        }
+        refusals.next = now + TURN;
+        None
+    }
+
+    /// A log-in from there was good: the turn that it took is another's.
+    pub(super) fn count_good(&self, address: Option<IpAddr>, now: Instant) {
         let Some(address) = address else { return };
-        let now = clock::now();
+        if let Some(refusals) = self.refused.lock().get_mut(&network(address)) {
+            refusals.next = now;
+        }
+    }
+
+    /// A log-in from there was wrong.
+    pub(super) fn count_wrong(&self, address: Option<IpAddr>, now: Instant) {
+        let Some(address) = address else { return };
         let mut refused = self.refused.lock();
         if refused.len() >= ADDRESSES_MAX {
             refused.retain(|_, refusals| refusals.count_at(now) > 0);
@@ -226,7 +257,7 @@ impl Logins {
         refusals.count = refusals.count_at(now).saturating_add(1).min(REFUSALS_MAX);
         refusals.at = now;
         if refusals.count >= FREE_REFUSALS {
-            refusals.next = refusals.next.max(now) + TURN;
+            refusals.next = now + TURN;
         }
     }
 }
@@ -248,4 +279,33 @@ fn network(address: IpAddr) -> IpAddr {
 
 fn excerpt(text: &str) -> String {
     text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_of_wrong_ones_keeps_its_address_waiting_for_one_turn_and_then_one_gets_it() {
+        let (logins, now) = (Logins::default(), clock::now());
+        let address = Some(IpAddr::from([192, 0, 2, 1]));
+        // As many as 64 processors look at together.
+        for _ in 0..32 {
+            assert_eq!(logins.take_turn(address, now), None);
+        }
+        for _ in 0..32 {
+            logins.count_wrong(address, now);
+        }
+        assert_eq!((logins.next_turn(address, now), logins.take_turn(address, now)), (Some(now + TURN), Some(now + TURN)));
+        let later = now + TURN;
+        assert_eq!(logins.take_turn(address, later), None);
+        assert_eq!(logins.take_turn(address, later), Some(later + TURN), "that turn is taken");
+        logins.count_good(address, later);
+        assert_eq!(logins.take_turn(address, later), None, "who was good took none");
+        logins.count_wrong(address, later);
+        assert_eq!(logins.take_turn(address, later), Some(later + TURN));
+        assert_eq!(logins.take_turn(Some(IpAddr::from([192, 0, 2, 2])), later), None, "another address");
+        // A turn after the other it is forgotten.
+        assert_eq!(logins.next_turn(address, later + TURN * REFUSALS_MAX), None);
+    }
 }
