@@ -253,6 +253,20 @@ fn a_silent_client_is_closed_and_a_heard_one_is_not() {
 }
 
 #[test]
+fn a_client_that_is_not_read_from_is_not_silent_before_that_is_over() {
+    let mut bench = Bench::new();
+    let (client, _) = bench.connect("c", true, SessionExpiry::WithConnection, None);
+    client.subscriber.lock().outbox.arm(Waker::noop());
+    // Paused until then; what happens meanwhile is no news of the client.
+    client.subscriber.heard(bench.router.millis(bench.now + Duration::from_secs(30)));
+    client.subscriber.heard(bench.router.millis(bench.now));
+    bench.expire(Duration::from_secs(110));
+    assert_eq!(client.subscriber.lock().outbox.closing(), None);
+    bench.expire(Duration::from_secs(11));
+    assert_eq!(client.subscriber.lock().outbox.closing(), Some(ReasonCode::KeepAliveTimeout));
+}
+
+#[test]
 fn what_the_broker_says_of_itself_is_for_its_own_clients_and_apart_from_what_they_retain() {
     let mut bench = Bench::new();
     let (all, _) = bench.connect("all", true, SessionExpiry::WithConnection, None);

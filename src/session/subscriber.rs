@@ -275,9 +275,12 @@ impl Subscriber {
         self.access.load().as_ref().is_none_or(|access| access.may_subscribe(&self.client_id, filter))
     }
 
-    /// The client was heard at `now_ms`.
+    /// The client was heard at `now_ms`, or will not be listened to before: the latest counts, so that a pause is one until its end. Said by one connection
+    /// at a time.
     pub fn heard(&self, now_ms: u64) {
-        self.heard_at_ms.store(now_ms, Ordering::Relaxed);
+        if self.heard_at_ms.load(Ordering::Relaxed) < now_ms {
+            self.heard_at_ms.store(now_ms, Ordering::Relaxed);
+        }
     }
 }
 
