@@ -348,7 +348,7 @@ fn open(
     let mut barrier = Barrier::default();
     let connection = with_worker(|worker| {
         let batch = &mut worker.scratch.batch;
-        let _ = batch.writes().take_number();
+        batch.writes().begin();
         let connection = router.connect(batch, request, connack, now);
         router.finish(batch, now);
         barrier.raise(batch.writes().take_number());

@@ -4,11 +4,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use crate::replication;
 use crate::router::Router;
-use crate::session::{Journal, Waiter};
+use crate::session::{Journal, Ticket, Waiter};
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -17,11 +17,35 @@ pub(super) struct Held(Option<Box<Waiting>>);
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: Vec<u8>,
-    /// For each batch, the change that must be safe and how many bytes that sets free.
-    batches: VecDeque<(u64, usize)>,
+    batches: VecDeque<Batch>,
     /// What the connection is woken by.
     store: Option<Waiter>,
     mesh: Option<replication::Waiter>,
+}
+
+/// The acknowledgements of one batch, or of several.
+#[derive(Debug)]
+struct Batch {
+    /// Bytes.
+    count: usize,
+    /// The change that must be safe.
+    number: u64,
+    /// Batches of other connections that must be, too.
+    others: Vec<Arc<Ticket>>,
+}
+
+impl Batch {
+    /// Ready when all is safe.
+    fn poll(&mut self, journal: &Journal, store: &mut Waiter, context: &mut Context<'_>) -> Poll<()> {
+        ready!(store.poll(self.number, context));
+        while let Some(other) = self.others.last() {
+            match journal.awaited(other) {
+                Some(number) => ready!(store.poll(number, context)),
+                None => drop(self.others.pop()),
+            }
+        }
+        Poll::Ready(())
+    }
 }
 
 impl Held {
@@ -34,15 +58,15 @@ impl Held {
         self.0.as_ref().map_or(0, |waiting| waiting.bytes.len())
     }
 
-    /// Puts one batch's acknowledgements behind the others; change `number` must be safe before they go.
-    pub(super) fn hold(&mut self, acknowledgements: &mut Vec<u8>, number: u64) {
+    /// Puts one batch's acknowledgements behind those of earlier ones; change `number`, and the batches of `others`, must be safe before they go.
+    pub(super) fn hold(&mut self, acknowledgements: &mut Vec<u8>, number: u64, others: Vec<Arc<Ticket>>) {
         if acknowledgements.is_empty() {
             return;
         }
         let Waiting { bytes, batches, .. } = &mut **self.0.get_or_insert_default();
         match batches.back_mut() {
-            Some((last, count)) if *last >= number => *count += acknowledgements.len(),
-            _ => batches.push_back((number, acknowledgements.len())),
+            Some(last) if last.number >= number && others.is_empty() => last.count += acknowledgements.len(),
+            _ => batches.push_back(Batch { count: acknowledgements.len(), number, others }),
         }
         bytes.append(acknowledgements);
     }
@@ -57,13 +81,13 @@ impl Held {
             return;
         }
         let mut free = 0;
-        while let Some((number, count)) = batches.front() {
+        while let Some(batch) = batches.front_mut() {
             if let Some(journal) = router.journal()
-                && store.get_or_insert_with(|| journal.waiter()).poll(*number, context).is_pending()
+                && batch.poll(journal, store.get_or_insert_with(|| journal.waiter()), context).is_pending()
             {
                 break;
             }
-            free += count;
+            free += batch.count;
             batches.pop_front();
         }
         if free > 0 {
@@ -121,7 +145,7 @@ mod tests {
     use crate::config::SharedStrategy;
     use crate::connection::{Address, Logins, Peer, Rates, Terms, Transport, admit};
     use crate::router::RouterLimits;
-    use crate::session::{Change, OutboundLimits, StoredMessage};
+    use crate::session::{Change, OutboundLimits, StoredMessage, Subscriber, SubscriberId, Writes};
     use crate::{clock, task};
 
     async fn settle() {
@@ -138,6 +162,48 @@ mod tests {
             let message = StoredMessage { topic, payload, qos: QoS::AtLeastOnce, retain: true, expires_at: None, properties };
             journal.push(Change::Retained(Arc::new(message), None));
         }
+    }
+
+    #[test]
+    fn a_repeat_waits_for_the_batch_of_the_connection_on_which_the_message_came_first() {
+        let journal = Journal::new();
+        let limits = RouterLimits { outbound: OutboundLimits::default(), shared: SharedStrategy::default() };
+        let router = Router::new(limits, Arc::default(), Some(Arc::clone(&journal)), clock::now());
+        let subscriber = Subscriber::new(SubscriberId(1), "c".into(), OutboundLimits::default(), Some(&journal));
+        let id = PacketId::new(7).unwrap();
+        let (mut older, mut newer) = (Writes::default(), Writes::default());
+        assert_eq!(subscriber.lock().receive(&mut older, id, 10), Ok(true));
+        // In the middle of that batch the client comes again, and sends it again.
+        assert_eq!(subscriber.lock().receive(&mut newer, id, 10), Ok(false));
+        journal.append(&mut newer);
+        let mut held = Held::default();
+        let others = newer.take_others();
+        held.hold(&mut vec![1], newer.take_number(), others);
+        held.hold(&mut vec![2], 0, Vec::new());
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let mut sent = |held: &mut Held| {
+            let mut sent = Vec::new();
+            held.poll_release(&router, &mut context, |bytes| sent.extend_from_slice(bytes));
+            sent
+        };
+        let commit = || journal.commit(journal.take(&mut Vec::new(), Duration::ZERO).unwrap());
+        journal.push(Change::Ended(SubscriberId(9)));
+        commit();
+        assert_eq!(sent(&mut held), [], "what is safe is another's");
+        journal.append(&mut older);
+        assert_eq!(sent(&mut held), []);
+        commit();
+        assert_eq!(sent(&mut held), [1, 2]);
+        assert!(held.is_empty());
+
+        // A repeat in the same batch, and one of a batch that has ended, wait for a number.
+        let id = PacketId::new(8).unwrap();
+        assert_eq!(subscriber.lock().receive(&mut older, id, 10), Ok(true));
+        assert_eq!(subscriber.lock().receive(&mut older, id, 10), Ok(false));
+        journal.append(&mut older);
+        assert!(older.take_others().is_empty() && older.take_number() == journal.last());
+        assert!(!subscriber.lock().pubrel(&mut newer, PacketId::new(9).unwrap()));
+        assert!(newer.take_others().is_empty() && newer.take_number() == journal.last());
     }
 
     #[tokio::test]

@@ -422,8 +422,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let mut at = 0;
         let mut packets = 0;
         let mut messages = 0;
-        // What another client's batch left behind: it waits for itself.
-        let _ = scratch.batch.writes().take_number();
+        scratch.batch.writes().begin();
         let result = loop {
             let rest = bytes.get(at..).unwrap_or_default();
             // Nothing of a connection that was taken over counts any more, even if it was read already; but that it was a good-bye.
@@ -476,6 +475,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     /// Appends the batch's answers to the outbox; acknowledgements of publishes wait until what they acknowledge is safe, and while the mesh lags.
     fn answer(&mut self, scratch: &mut Scratch) {
+        let others = scratch.batch.writes().take_others();
         let number = scratch.batch.writes().take_number();
         if !scratch.acknowledgements.is_empty() {
             let is_safe = number == 0 || self.router.journal().is_none_or(|journal| journal.committed() >= number);
@@ -483,8 +483,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             if lags && self.held.is_empty() {
                 self.router.metrics().acknowledgements_held.add(1);
             }
-            if lags || !is_safe || !self.held.is_empty() {
-                self.held.hold(&mut scratch.acknowledgements, number);
+            if lags || !is_safe || !others.is_empty() || !self.held.is_empty() {
+                self.held.hold(&mut scratch.acknowledgements, number, others);
             }
         }
         self.barrier.raise(std::mem::take(&mut scratch.barrier));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::change::{Change, Entry, Head, Order, Stage};
-use super::journal::{Journal, Writes};
+use super::journal::{Journal, Ticket, Writes};
 use super::message::Will;
 use super::outbound::{OutboundLimits, Queued};
 use super::subscriber::{SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
@@ -22,11 +22,14 @@ pub(super) struct Durable {
     pub(super) owner: Arc<str>,
     /// How many messages were placed.
     placed: Order,
+    /// Batches with identifiers of the client's QoS 2 messages in their lists that have not ended, as far as is known: more than one only where the session
+    /// was taken over in the middle of one.
+    open: Vec<Arc<Ticket>>,
 }
 
 impl Durable {
     pub(super) fn new(session: SubscriberId, client_id: Arc<str>, journal: Arc<Journal>) -> Self {
-        Self { session, journal, client_id, owner: Arc::default(), placed: 0 }
+        Self { session, journal, client_id, owner: Arc::default(), placed: 0, open: Vec::new() }
     }
 
     /// Names the message, and the change that places it.
@@ -43,6 +46,21 @@ impl Durable {
         if queued.qos == QoS::ExactlyOnce {
             queued.ticket = Some(writes.ticket());
         }
+    }
+
+    /// Says with the batch what becomes of an identifier of the client's.
+    pub(super) fn identify(&mut self, writes: &mut Writes, change: Change) {
+        writes.push(change);
+        if self.open.last().is_none_or(|last| !writes.is_ticket(last)) {
+            self.open.retain(|open| open.number().is_none());
+            self.open.push(writes.ticket());
+        }
+    }
+
+    /// The client repeats itself: what was said of its identifiers must be safe, also what another connection's batch has still to say.
+    pub(super) fn wait_for_all(&self, writes: &mut Writes) {
+        self.open.iter().for_each(|open| writes.wait_for_batch(open));
+        writes.wait_for(self.journal.last());
     }
 
     pub(super) fn stage(&self, order: Order, stage: Stage) -> u64 {

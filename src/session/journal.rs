@@ -48,6 +48,13 @@ impl Default for Ticket {
     }
 }
 
+impl Ticket {
+    /// The number, once the batch has ended.
+    pub(super) fn number(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Acquire)).filter(|number| *number != u64::MAX)
+    }
+}
+
 /// What one batch writes. Empty, it owns no memory.
 #[derive(Debug, Default)]
 pub struct Writes {
@@ -55,6 +62,8 @@ pub struct Writes {
     covers: Vec<(OriginLane, u64)>,
     ticket: Option<Arc<Ticket>>,
     number: u64,
+    /// Of other batches, which have not ended.
+    others: Vec<Arc<Ticket>>,
 }
 
 impl Writes {
@@ -72,6 +81,38 @@ impl Writes {
     /// What will tell the number of this batch's list.
     pub fn ticket(&mut self) -> Arc<Ticket> {
         Arc::clone(self.ticket.get_or_insert_default())
+    }
+
+    /// Whether it is this one that will.
+    pub(super) fn is_ticket(&self, ticket: &Arc<Ticket>) -> bool {
+        self.ticket.as_ref().is_some_and(|own| Arc::ptr_eq(own, ticket))
+    }
+
+    /// What the batch acknowledges is safe with the list of that ticket only.
+    pub fn wait_for_batch(&mut self, ticket: &Arc<Ticket>) {
+        match ticket.number() {
+            Some(number) => self.wait_for(number),
+            None => self.others.push(Arc::clone(ticket)),
+        }
+    }
+
+    /// The batches that the batch's acknowledgements wait for and that have not ended yet. To be asked before [`Self::take_number`].
+    pub fn take_others(&mut self) -> Vec<Arc<Ticket>> {
+        let mut others = std::mem::take(&mut self.others);
+        // Often it was this one itself.
+        others.retain(|ticket| {
+            ticket.number().is_none_or(|number| {
+                self.wait_for(number);
+                false
+            })
+        });
+        others
+    }
+
+    /// The next batch begins. What another client's has left behind waits for itself.
+    pub fn begin(&mut self) {
+        self.number = 0;
+        self.others.clear();
     }
 
     /// What the batch acknowledges is safe with change `number` only.

@@ -636,11 +636,10 @@ impl State {
     /// When `maximum` messages are open already.
     pub fn receive(&mut self, writes: &mut Writes, id: PacketId, maximum: usize) -> Result<bool, QuotaExceeded> {
         let is_new = self.inbound.receive(id, maximum)?;
-        if let Some(durable) = &self.durable {
+        if let Some(durable) = &mut self.durable {
             match is_new {
-                true => writes.push(Change::Received(durable.session, id)),
-                // It is safe with a change that has its number already.
-                false => writes.wait_for(durable.journal.last()),
+                true => durable.identify(writes, Change::Received(durable.session, id)),
+                false => durable.wait_for_all(writes),
             }
         }
         Ok(is_new)
@@ -651,7 +650,7 @@ impl State {
         let was_open = self.release(writes, id);
         if let (Some(durable), false) = (&self.durable, was_open) {
             // With PUBCOMP the client uses the identifier again: that it is free must be as safe as the first time.
-            writes.wait_for(durable.journal.last());
+            durable.wait_for_all(writes);
         }
         was_open
     }
@@ -659,8 +658,8 @@ impl State {
     /// The message was refused, and its exchange is over.
     pub fn release(&mut self, writes: &mut Writes, id: PacketId) -> bool {
         let was_open = self.inbound.release(id);
-        if let (Some(durable), true) = (&self.durable, was_open) {
-            writes.push(Change::Completed(durable.session, id));
+        if let (Some(durable), true) = (&mut self.durable, was_open) {
+            durable.identify(writes, Change::Completed(durable.session, id));
         }
         was_open
     }
