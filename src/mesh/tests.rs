@@ -652,7 +652,9 @@ impl Side {
         let id = crate::ids::PortId { peer: candidate.peer.id, generation: 1 };
         let (told, events) = mpsc::channel(driver::EVENTS_MAX);
         let factory: DeliverFactory = Arc::new(|| Box::new(Ignore));
-        let (link, _) = link::start(candidate, id, replication.add_port(id), local, factory, told);
+        let port = replication.add_port(id);
+        let side = link::LocalSide { deliver: factory, retained: Arc::new(Nothing), replication: Arc::clone(&replication) };
+        let (link, _) = link::start(candidate, id, port, local, side, told);
         Self { link, events, replication }
     }
 }

@@ -480,6 +480,8 @@ struct Later {
     topics: Set<Box<str>>,
     /// The last head of the own log in each lane.
     logs: HashMap<LaneId, LogHead, ahash::RandomState>,
+    /// Lanes of which the log ends: what comes before is void.
+    logs_gone: Set<LaneId>,
     /// Messages of which something is said later, and those of them that are removed.
     staged: Set<(SubscriberId, Order)>,
     removed: Set<(SubscriberId, Order)>,
@@ -530,16 +532,16 @@ impl Later {
                 !is_removed
             }
             Change::Log(head) => {
-                self.logs.entry(head.lane).or_insert(*head);
-                true
+                let keeps = !self.logs_gone.contains(&head.lane);
+                if keeps {
+                    self.logs.entry(head.lane).or_insert(*head);
+                }
+                keeps
             }
+            Change::Logged(block) => !self.logs_gone.contains(&block.lane),
+            Change::LogGone(lane) => self.logs_gone.insert(*lane),
             // Counted below; or bounded by what there is.
-            Change::Received(..)
-            | Change::Completed(..)
-            | Change::LogGone(_)
-            | Change::Logged(_)
-            | Change::Cover(..)
-            | Change::CoverGone(_) => true,
+            Change::Received(..) | Change::Completed(..) | Change::Cover(..) | Change::CoverGone(_) => true,
         }
     }
 
@@ -550,7 +552,6 @@ impl Later {
                 *head = last;
                 true
             }),
-            // A log that is over was another broker's life: none of its heads is in the list.
             Change::Log(head) => self.logs.remove(&head.lane).is_some_and(|last| {
                 *head = last;
                 true

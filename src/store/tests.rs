@@ -11,8 +11,8 @@ use rand::{RngExt, SeedableRng};
 use super::medium::{Medium, Output};
 use super::*;
 use crate::codec::{PacketId, QoS};
-use crate::ids::Stamp;
-use crate::session::{Entry, Head, SessionExpiry, Stage, StoredMessage, SubscriberId, SubscriptionOptions, Will};
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane, Stamp};
+use crate::session::{Entry, Head, LogHead, Logged, SessionExpiry, Stage, StoredMessage, SubscriberId, SubscriptionOptions, Will};
 
 /// A disk in memory.
 #[derive(Clone, Debug, Default)]
@@ -169,6 +169,19 @@ struct Model {
     sessions: BTreeMap<u64, ModelSession>,
     /// What was retained last, or that it was deleted.
     retained: BTreeMap<String, (Option<Bytes>, Option<Stamp>)>,
+    logs: BTreeMap<u8, ModelLog>,
+    /// By the origin.
+    covers: BTreeMap<u64, u64>,
+}
+
+/// The broker's own log in one lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ModelLog {
+    log: u64,
+    reserved: u64,
+    floor: u64,
+    /// By the first sequence: the last one, and the body.
+    blocks: BTreeMap<u64, (u64, Bytes)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -207,6 +220,12 @@ impl From<&Restored> for Model {
         let retained = restored.retained.iter().map(|(it, stamp)| (it.topic.to_string(), (Some(it.payload.clone()), *stamp)));
         let deleted = restored.deleted.iter().map(|(topic, stamp)| (topic.to_string(), (None, Some(*stamp))));
         model.retained = retained.chain(deleted).collect();
+        for head in &restored.log.heads {
+            let of_lane = restored.log.blocks.iter().filter(|block| block.lane == head.lane);
+            let blocks = of_lane.map(|block| (block.first, (block.last, block.body.clone()))).collect();
+            model.logs.insert(head.lane.0, ModelLog { log: head.log.0, reserved: head.reserved, floor: head.floor, blocks });
+        }
+        model.covers = restored.log.covers.iter().map(|(stream, cover)| (stream.origin.0, *cover)).collect();
         model
     }
 }
@@ -220,6 +239,10 @@ fn message(topic: &str, payload: Vec<u8>) -> Arc<StoredMessage> {
         expires_at: None,
         properties: Bytes::new(),
     })
+}
+
+fn stream(origin: u64) -> OriginLane {
+    OriginLane { origin: BrokerId(origin), log: LogId(7), lane: LaneId(5) }
 }
 
 /// Makes what may happen, and knows what comes of it.
@@ -254,8 +277,22 @@ impl History {
         };
         let id = SubscriberId(number);
         let topic = format!("t/{}", self.rng.random_range(0..5));
-        match self.rng.random_range(0..16) {
+        match self.rng.random_range(0..22) {
             0 => self.begin(),
+            16..=19 => vec![self.log()],
+            20 => {
+                let origin = self.rng.random_range(0..3);
+                // One that is late says nothing new.
+                let cover = self.rng.random_range(1..1_000);
+                let known = self.model.covers.entry(origin).or_default();
+                *known = cover.max(*known);
+                vec![Change::Cover(stream(origin), cover)]
+            }
+            21 => {
+                let origin = self.rng.random_range(0..3);
+                self.model.covers.remove(&origin);
+                vec![Change::CoverGone(stream(origin))]
+            }
             1 => {
                 self.model.sessions.remove(&number);
                 vec![Change::Ended(id)]
@@ -321,6 +358,38 @@ impl History {
                 vec![Change::Forgotten(topic.into(), stamp)]
             }
         }
+    }
+
+    /// Something happens to the broker's own log in the mesh.
+    fn log(&mut self) -> Change {
+        let lane = LaneId(self.rng.random_range(4..6));
+        let what = self.rng.random_range(0..12);
+        let Some(own) = self.model.logs.get_mut(&lane.0).filter(|_| what > 0) else {
+            if self.model.logs.remove(&lane.0).is_some() {
+                return Change::LogGone(lane);
+            }
+            let log = self.rng.random();
+            self.model.logs.insert(lane.0, ModelLog { log, reserved: 1, ..ModelLog::default() });
+            return Change::Log(LogHead { lane, log: LogId(log), born: None, reserved: 1, floor: 0 });
+        };
+        match what {
+            1 => own.reserved += 100,
+            // Some of the oldest go.
+            2..=4 => {
+                let count = self.rng.random_range(0..=own.blocks.len());
+                for _ in 0..count {
+                    own.floor = own.blocks.pop_first().map_or(own.floor, |(_, (last, _))| last);
+                }
+            }
+            _ => {
+                let first = (own.blocks.last_key_value().map_or(own.floor, |(_, (last, _))| *last) >> 8 << 8) + 256;
+                let last = first + self.rng.random_range(0..256);
+                let body = Bytes::from(vec![self.rng.random::<u8>(); self.rng.random_range(0..300)]);
+                own.blocks.insert(first, (last, body.clone()));
+                return Change::Logged(Logged { lane, first, last, published: clock::now(), body });
+            }
+        }
+        Change::Log(LogHead { lane, log: LogId(own.log), born: None, reserved: own.reserved, floor: own.floor })
     }
 
     fn stamp(&mut self) -> Option<Stamp> {
@@ -511,6 +580,21 @@ fn rot_costs_what_it_touches_and_is_put_aside() {
         assert!(disk.0.lock().files.contains_key(&format!("damaged-{name}")));
         let (writer, restored, _) = disk.open();
         assert_eq!((Model::from(&restored).retained, writer.log.newest_damaged()), (kept, None));
+    }
+}
+
+#[test]
+fn positions_that_may_have_been_used_are_left_out() {
+    let damaged = BTreeSet::from([3]);
+    let none = BTreeSet::new();
+    for (sync, damaged, least) in [
+        (SyncMode::Batch, &none, 0),
+        (SyncMode::Interval, &none, 1 << 32),
+        (SyncMode::Os, &none, 1 << 32),
+        (SyncMode::Batch, &damaged, 1 << 40),
+        (SyncMode::Os, &damaged, 1 << 40),
+    ] {
+        assert_eq!(positions_in_doubt(sync, damaged), least);
     }
 }
 

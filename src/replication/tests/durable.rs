@@ -3,6 +3,10 @@
 use super::*;
 use crate::session::{Change, Journal, LogHead, Logged, RestoredLog};
 
+fn wants_all(id: u64) -> Arc<Interest> {
+    Arc::new(Interest::new(BrokerId(id), Rules::new(Mode::Full, [])))
+}
+
 /// What a store makes of changes, in the plainest way.
 #[derive(Clone, Default)]
 struct Disk {
@@ -55,7 +59,7 @@ impl Durable {
     fn start(id: u64, life: u64, disk: Disk, now: Instant) -> Self {
         let journal = Journal::new();
         let mut broker = Broker::with(id, now, |config| config.log = LogId(1_000 * life + id));
-        broker.replication = Replication::durable(broker.replication.config, &journal, disk.read(), now);
+        broker.replication = Replication::durable(broker.replication.config, wants_all(id), &journal, disk.read(), now);
         Self { broker, journal, disk }
     }
 
@@ -303,7 +307,7 @@ fn a_log_with_other_lanes_or_without_a_head_is_begun_anew() {
     disk.heads.pop_first();
     let journal = Journal::new();
     let config = ReplicationConfig { log: LogId(77), ..a.broker.replication.config };
-    let anew = Replication::durable(config, &journal, disk.read(), now);
+    let anew = Replication::durable(config, wants_all(1), &journal, disk.read(), now);
     assert_eq!(anew.lane(LaneId(LANES_PER_CLASS)).unwrap().own.id().log, LogId(77));
     let mut changes = Vec::new();
     journal.take(&mut changes, Duration::ZERO);
