@@ -1,5 +1,6 @@
 //! Replication under faults: nothing twice, everything in order, and nothing lost that is not counted.
 
+mod interest;
 mod wire;
 mod world;
 
@@ -28,11 +29,18 @@ struct Found {
     duplicates: u64,
     events: u64,
     sent: u64,
+    /// Messages that came because they were asked for.
+    pulled: u64,
+    /// Messages that were asked for in vain.
+    pulled_in_vain: u64,
 }
 
 /// One run: traffic and faults, then healing, then quiet.
 fn run(seed: u64, count: usize, bounds: Bounds, crashes: bool) -> Found {
-    let mut world = World::new(seed, count, bounds);
+    run_in(World::new(seed, count, bounds), count, bounds, crashes)
+}
+
+fn run_in(mut world: World, count: usize, bounds: Bounds, crashes: bool) -> Found {
     // Until everybody has founded, so that the only newcomers are those that come back.
     world.run(NEWCOMER_TIME);
     let begin = world.now();
@@ -50,6 +58,8 @@ fn run(seed: u64, count: usize, bounds: Bounds, crashes: bool) -> Found {
     for (broker, life) in (0..count).filter_map(|broker| Some((broker, alive(broker)?))) {
         let counters = life.replication.counters();
         found.duplicates += counters.messages_duplicate.value();
+        found.pulled += counters.payloads_received.value();
+        found.pulled_in_vain += counters.payloads_lost.value();
         assert!(!life.replication.lagging(), "broker {broker} lags when all is quiet");
         // Where the rings reach, a broker that came back is owed whatever was published since. Elsewhere what it lacks may be from
         // before it joined, and is then not counted.
@@ -61,7 +71,8 @@ fn run(seed: u64, count: usize, bounds: Bounds, crashes: bool) -> Found {
         for (number, message) in world.published.iter().enumerate() {
             // What a broker took with it into its crash is owed to nobody.
             let origin = alive(message.broker).filter(|origin| origin.incarnation == message.incarnation);
-            if message.broker == broker || origin.is_none() || message.at < owed_from {
+            let is_wanted = life.inbox.wants_topic(message.topic);
+            if message.broker == broker || origin.is_none() || message.at < owed_from || !is_wanted {
                 continue;
             }
             found.owed += 1;

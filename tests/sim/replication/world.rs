@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mqtt_st_quic::codec::QoS;
 use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenNumber, PortId, RootClaim};
+use mqtt_st_quic::interest::{Interest, Mode, Rules};
+use mqtt_st_quic::limits::PULL_REPEAT;
 use mqtt_st_quic::replication::{Deliver, LaneEvent, LaneReceiver, LocalBatch, MeshMessage, Port, Replication, ReplicationConfig};
 use mqtt_st_quic::session::Writes;
 use mqtt_st_quic::stp::{Bpdu, Input, Output, Stp, StpConfig};
@@ -22,6 +24,12 @@ use super::wire::LaneLedger;
 
 const LANES_PER_CLASS: u8 = 2;
 const TOPICS: usize = 6;
+/// Whatever is asked for is here long before that, unless everybody who had it is gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Brokers that are nowhere, for a coin to say who of them is behind a port.
+const STRANGERS: std::ops::Range<u64> = 1_000..1_006;
+/// How often the coin is tossed at each broker, on average twice as often.
+const TOSS_MAX_US: u64 = 200_000;
 /// By then a dead link is noticed at both ends.
 const DETECTION_MAX_US: u64 = 30_000;
 
@@ -55,18 +63,37 @@ pub(super) struct Life {
     timeout: Option<Instant>,
 }
 
-/// What local subscribers, who want everything, were given.
+/// What local subscribers were given.
 #[derive(Default)]
 pub(super) struct Inbox {
     pub(super) got: HashSet<usize>,
     order: Vec<usize>,
+    /// Topics to which nobody has subscribed.
+    unwanted: HashSet<String>,
+}
+
+impl Inbox {
+    pub(super) fn wants_topic(&self, topic: usize) -> bool {
+        !self.unwanted.contains(&topic_name(topic))
+    }
+}
+
+fn topic_name(topic: usize) -> String {
+    format!("topic/{topic}")
 }
 
 impl Deliver for Inbox {
     fn deliver(&mut self, message: &MeshMessage<'_>) {
+        if self.unwanted.contains(message.topic) {
+            return;
+        }
         let number = std::str::from_utf8(&message.payload[..8]).unwrap().parse().unwrap();
         assert!(self.got.insert(number), "message {number} delivered twice");
         self.order.push(number);
+    }
+
+    fn wants(&mut self, topic: &str) -> bool {
+        !self.unwanted.contains(topic)
     }
 
     fn flush(&mut self) {}
@@ -90,14 +117,43 @@ pub(super) struct Link {
 }
 
 enum Event {
-    Arrive { link: usize, generation: u64, end: usize, stream: Stream },
+    Arrive {
+        link: usize,
+        generation: u64,
+        end: usize,
+        stream: Stream,
+    },
     Write(Writer),
-    LinkDown { link: usize, generation: u64, end: usize },
-    Timeout { broker: usize },
-    Publish { broker: usize },
-    Flip { link: usize },
-    Crash { broker: usize },
-    Start { broker: usize },
+    LinkDown {
+        link: usize,
+        generation: u64,
+        end: usize,
+    },
+    Timeout {
+        broker: usize,
+    },
+    /// A broker asks once more for what it waits for.
+    Repeat {
+        broker: usize,
+        incarnation: Incarnation,
+    },
+    /// A broker is told anew who is behind its ports, and it is not so.
+    Toss {
+        broker: usize,
+        incarnation: Incarnation,
+    },
+    Publish {
+        broker: usize,
+    },
+    Flip {
+        link: usize,
+    },
+    Crash {
+        broker: usize,
+    },
+    Start {
+        broker: usize,
+    },
 }
 
 enum Stream {
@@ -134,6 +190,8 @@ pub(super) struct World {
     pub(super) sent: u64,
     rng: SmallRng,
     bounds: Bounds,
+    /// What the ports are told of interest is made up, and local subscribers want some topics only.
+    coin: bool,
     links: Vec<Link>,
     claims: Vec<RootClaim>,
     now: Instant,
@@ -146,8 +204,17 @@ pub(super) struct World {
 
 impl World {
     /// `count` brokers, all up, linked each with each, some of the links down.
-    #[expect(clippy::disallowed_methods, reason = "virtual time has to begin somewhere; no later reading is taken")]
     pub(super) fn new(seed: u64, count: usize, bounds: Bounds) -> Self {
+        Self::begin(seed, count, bounds, false)
+    }
+
+    /// The same, with a coin in place of the interest of ports.
+    pub(super) fn with_coin(seed: u64, count: usize, bounds: Bounds) -> Self {
+        Self::begin(seed, count, bounds, true)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "virtual time has to begin somewhere; no later reading is taken")]
+    fn begin(seed: u64, count: usize, bounds: Bounds, coin: bool) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let claim = |index: usize| RootClaim {
             priority: rng.random_range(0..3),
@@ -165,6 +232,7 @@ impl World {
             sent: 0,
             rng,
             bounds,
+            coin,
             links,
             claims,
             now: Instant::now(),
@@ -263,6 +331,14 @@ impl World {
                     self.input(broker, Input::Timeout);
                 }
             }
+            Event::Repeat { broker, incarnation } => {
+                let now = self.now;
+                if let Some(life) = self.lives[broker].as_mut().filter(|life| life.incarnation == incarnation) {
+                    life.replication.repeat_pulls(PATIENCE, now, &mut life.inbox);
+                    self.at(now + PULL_REPEAT, Event::Repeat { broker, incarnation });
+                }
+            }
+            Event::Toss { broker, incarnation } => self.toss(broker, incarnation),
             Event::Publish { broker } => self.publish(broker),
             Event::Flip { link } if self.links[link].generation.is_some() => self.down(link),
             Event::Flip { link } => self.up(link),
@@ -308,16 +384,48 @@ impl World {
             message_bytes_max: 100_000,
         };
         let hello = Duration::from_millis(100);
+        let incarnation = claim.incarnation;
+        self.at(self.now + PULL_REPEAT, Event::Repeat { broker, incarnation });
+        let mut inbox = Inbox::default();
+        let replication = if self.coin {
+            // The same in all lives of the broker.
+            inbox.unwanted = (0..TOPICS).filter(|topic| (claim.id.0 + *topic as u64) % 3 == 0).map(topic_name).collect();
+            self.within(TOSS_MAX_US, Event::Toss { broker, incarnation });
+            Replication::with_interest(config, Arc::new(self.made_up_interest(claim.id)), self.now)
+        } else {
+            Replication::new(config, self.now)
+        };
         self.lives[broker] = Some(Life {
-            incarnation: claim.incarnation,
+            incarnation,
             started_at: self.now,
-            replication: Replication::new(config, self.now),
-            inbox: Inbox::default(),
+            replication,
+            inbox,
             stp: Stp::new(StpConfig { claim, hop_max: u8::MAX, hello, epoch_interval: Duration::from_secs(1) }),
             ports: BTreeMap::new(),
             batch: LocalBatch::new(),
             timeout: None,
         });
+    }
+
+    fn made_up_interest(&mut self, own: BrokerId) -> Interest {
+        let interest = Interest::new(own, Rules::new(Mode::Interest, []));
+        let mut change = interest.change();
+        for stranger in STRANGERS.map(BrokerId) {
+            change.join(stranger);
+            change.know(stranger);
+            (0..TOPICS).filter(|_| self.rng.random_bool(0.3)).for_each(|topic| change.insert(stranger, &topic_name(topic)));
+        }
+        drop(change);
+        interest
+    }
+
+    fn toss(&mut self, broker: usize, incarnation: Incarnation) {
+        let Some(life) = self.lives[broker].as_mut().filter(|life| life.incarnation == incarnation) else { return };
+        for end in life.ports.values() {
+            let some = STRANGERS.map(BrokerId).filter(|_| self.rng.random_bool(0.3)).collect();
+            end.port.set_behind(if self.rng.random_bool(0.05) { None } else { Some(some) });
+        }
+        self.within(TOSS_MAX_US, Event::Toss { broker, incarnation });
     }
 
     fn up(&mut self, link: usize) {
@@ -476,7 +584,7 @@ impl World {
             if self.rng.random_bool(0.05) {
                 payload.push_str(&"x".repeat(self.rng.random_range(0..10_000)));
             }
-            let (name, payload) = (format!("topic/{topic}"), payload.as_bytes());
+            let (name, payload) = (topic_name(topic), payload.as_bytes());
             let message =
                 MeshMessage { topic: &name, payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
             life.batch.push(&life.replication, &message);
