@@ -195,8 +195,8 @@ pub const LANE_ALIASES_MAX: u16 = 1_024;
 pub const PULLED_PER_FRAME_MAX: usize = 512;
 /// What is asked for is asked for again after this.
 pub const PULL_REPEAT: Duration = Duration::from_secs(1);
-/// Default for how long subscribers wait for what was asked for.
-pub const PULL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+/// Default for how long subscribers wait for what was asked for: as long as somebody may have it.
+pub const PULL_TIMEOUT_DEFAULT: Duration = RING_AGE_DEFAULT;
 /// Messages that neighbours may have asked for on one lane, and this broker could not give them; what is beyond is asked again.
 pub const QUESTIONS_MAX: usize = 16 * 1024;
 /// A neighbour's question is forgotten unless it is repeated within this.

@@ -9,7 +9,7 @@ use super::port::{Opened, PortLane};
 use super::pull::Payloads;
 use super::{Deliver, LaneError};
 use crate::codec::{self, QoS};
-use crate::frame::lane::{self, Block, Cover, Covers, Entry, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages};
+use crate::frame::lane::{self, Block, Cover, Covers, Entry, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages, put_message};
 use crate::ids::{OpenMark, OpenNumber};
 use crate::limits::{BLOCK_BYTES, OPEN_COVERS_BYTES_MAX, STREAMS_PER_LANE_MAX};
 
@@ -263,6 +263,9 @@ impl LaneReceiver {
         }
         *heard = now;
         let Block { first, hops, age_ms, body, .. } = *block;
+        // Of QoS 0 a port may have been sent only some of a block's messages: the others come again with those if the block comes another way.
+        let rest = (first <= cover && !lane.reliable).then(|| above(cover, first, body));
+        let (first, body) = rest.as_ref().map_or((first, body), |(first, rest)| (*first, rest));
         let appended = lane.append(&Arrived { stream, first, last, hops, age_ms, body, from: self.port_lane.number() }, now);
         let (mut new, mut missing) = (0, Vec::new());
         let is_from_before = !stream.is_delivered() && lane.is_from_before(age_ms, now);
@@ -375,6 +378,19 @@ fn survey(first: u64, body: &[u8], reliable: bool) -> Result<Surveyed, LaneError
         found = Ok((sequence, found.map_or(1, |(_, count)| count + 1)));
     }
     found.map(|(last, count)| Surveyed { last, count, has_stubs })
+}
+
+/// What of a block's messages, the last of which is above `cover`, is so, and the first sequence of that.
+fn above(cover: u64, first: u64, body: &[u8]) -> (u64, Vec<u8>) {
+    let (mut out, mut begin, mut before, mut topic) = (Vec::new(), None, first, None);
+    for (sequence, entry) in Messages::new(first, body).flatten().filter(|(sequence, _)| *sequence > cover) {
+        let Entry::Message(message) = entry else { continue };
+        let delta = begin.map_or(0, |_: u64| sequence - before);
+        put_message(&mut out, delta, &message, topic.replace(message.topic) == Some(message.topic));
+        begin = begin.or(Some(sequence));
+        before = sequence;
+    }
+    (begin.unwrap_or(first), out)
 }
 
 /// What answers our questions, if all of it is well-formed.

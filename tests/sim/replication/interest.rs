@@ -30,7 +30,7 @@ fn a_coin_in_place_of_interest_loses_nothing() {
     });
 }
 
-/// What only a broker that crashed had is asked for in vain, and counted; whatever else is waited for behind it comes.
+/// What only a broker that crashed had is asked for in vain: its own messages wait behind it, and nobody else's.
 #[test]
 fn nor_does_it_where_brokers_crash() {
     runs(60, AMPLE, true, |seed, found| assert_eq!(found.lost_counted, 0, "seed {seed}: {found:?}"));

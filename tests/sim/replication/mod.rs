@@ -81,7 +81,7 @@ fn run_in(mut world: World, count: usize, bounds: Bounds, crashes: bool) -> Foun
             }
             match message.qos {
                 QoS::AtMostOnce => found.lost_qos0 += 1,
-                _ if counters.gaps_received.value() > 0 => found.lost_counted += 1,
+                _ if counters.gaps_received.value() + counters.payloads_lost.value() > 0 => found.lost_counted += 1,
                 _ => found.lost_silently.push((broker, number)),
             }
         }

@@ -24,8 +24,8 @@ use super::wire::LaneLedger;
 
 const LANES_PER_CLASS: u8 = 2;
 const TOPICS: usize = 6;
-/// Whatever is asked for is here long before that, unless everybody who had it is gone.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longer than any run: what is given up is what the rings have given up.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Brokers that are nowhere, for a coin to say who of them is behind a port.
 const STRANGERS: std::ops::Range<u64> = 1_000..1_006;
 /// How often the coin is tossed at each broker, on average twice as often.
