@@ -197,6 +197,8 @@ pub const PULLED_PER_FRAME_MAX: usize = 512;
 pub const PULL_REPEAT: Duration = Duration::from_secs(1);
 /// Default for how long subscribers wait for what was asked for: as long as somebody may have it.
 pub const PULL_TIMEOUT_DEFAULT: Duration = RING_AGE_DEFAULT;
+/// How long a SUBACK waits for other brokers at most, where it does.
+pub const SUBSCRIBE_ACK_PATIENCE: Duration = Duration::from_secs(5);
 /// Messages that neighbours may have asked for on one lane, and this broker could not give them; what is beyond is asked again.
 pub const QUESTIONS_MAX: usize = 16 * 1024;
 /// A neighbour's question is forgotten unless it is repeated within this.

@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
-use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode};
+use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId, OriginLane};
-use crate::interest::{Interest, Mode, Rules};
+use crate::interest::{Echoes, Interest, Mode, Rules};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
@@ -501,6 +501,10 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
     samples.push(Sample::gauge("mesh_interest_members", "Other members of the mesh", members as f64));
     samples.push(Sample::gauge("mesh_interest_unknown", "Those of which it is not known what they want", (members - known) as f64));
     samples.push(Sample::gauge("mesh_interest_filters", "Topic filters of other members", interest.filters() as f64));
+    if let Some(echoes) = interest.echoes() {
+        let help = "SUBACKs that were sent though not every broker was known to know of the subscription";
+        samples.push(Sample::counter("mesh_subacks_early", help, echoes.missed.value()));
+    }
     samples
 }
 
@@ -517,6 +521,9 @@ fn start_mesh(
     let topics = mesh.topics.iter().map(|one| (one.filter.as_str().into(), mode(one.replication)));
     let interest = Arc::new(Interest::new(own, Rules::new(mode(mesh.replication), topics)));
     registers.follow(Arc::clone(&interest) as Arc<dyn Follow>);
+    if mesh.subscribe_ack == SubscribeAck::Mesh {
+        interest.await_echoes(Echoes::new(Arc::clone(&registers)));
+    }
     let terms = ReplicationConfig {
         origin: own,
         log: LogId(rand::random()),

@@ -37,7 +37,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("neighbours", Core, &["limits", "ids"]),
     ("frame", Core, &["limits", "ids", "codec", "stp"]),
     ("shared", Core, &["limits", "ids", "codec", "frame"]),
-    ("interest", Core, &["limits", "ids", "topic", "shared"]),
+    ("interest", Core, &["limits", "ids", "metrics", "topic", "shared"]),
     ("replication", Core, &["limits", "ids", "metrics", "codec", "session", "frame", "interest"]),
     (
         "router",
@@ -67,7 +67,21 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     (
         "connection",
         Shell,
-        &["limits", "metrics", "pace", "pressure", "codec", "topic", "auth", "session", "replication", "router", "clock", "task"],
+        &[
+            "limits",
+            "metrics",
+            "pace",
+            "pressure",
+            "codec",
+            "topic",
+            "auth",
+            "session",
+            "interest",
+            "replication",
+            "router",
+            "clock",
+            "task",
+        ],
     ),
     ("policies", Shell, &["config", "auth"]),
     (

@@ -261,6 +261,8 @@ pub struct Mesh {
     pub crlfile: Option<PathBuf>,
     /// Which messages cross the mesh.
     pub replication: ReplicationMode,
+    /// When a SUBACK is sent.
+    pub subscribe_ack: SubscribeAck,
     /// Lower is likelier to become the root (802.1D-2004 17.13.7).
     pub priority: u16,
     /// What this broker can carry, as a power of two; more is likelier to become the root among equal priorities. `None`: measured from
@@ -333,6 +335,7 @@ impl Default for Mesh {
             keyfile: None,
             crlfile: None,
             replication: ReplicationMode::default(),
+            subscribe_ack: SubscribeAck::default(),
             priority: 32_768,
             capacity: None,
             costs: BTreeMap::new(),
@@ -388,6 +391,17 @@ pub enum ReplicationMode {
     Interest,
     /// Every message goes to every broker.
     Full,
+}
+
+/// When a SUBACK is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SubscribeAck {
+    /// When this broker knows of the subscription.
+    #[default]
+    Local,
+    /// When all brokers that can be reached know of it.
+    Mesh,
 }
 
 /// How much a link puts on its way.

@@ -3,9 +3,16 @@
 //! They go out in the order in which they came. While nothing waits it owns no memory.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use tokio::time::Sleep;
+
+use crate::clock;
+use crate::interest::EchoWait;
+use crate::limits::SUBSCRIBE_ACK_PATIENCE;
 use crate::replication;
 use crate::router::Router;
 use crate::session::{Journal, Ticket, Waiter};
@@ -106,6 +113,14 @@ impl Held {
 pub(super) struct Barrier {
     number: u64,
     waiter: Option<Box<Waiter>>,
+    echo: Option<Box<Echo>>,
+}
+
+/// Other brokers are to know what the client has subscribed to.
+#[derive(Debug)]
+struct Echo {
+    wait: EchoWait,
+    patience: Pin<Box<Sleep>>,
 }
 
 impl Barrier {
@@ -119,8 +134,23 @@ impl Barrier {
         self.number = self.number.max(number);
     }
 
+    /// Other brokers must know, but it is not waited for longer than [`SUBSCRIBE_ACK_PATIENCE`].
+    pub(super) fn await_echo(&mut self, wait: EchoWait) {
+        let patience = Box::pin(tokio::time::sleep_until((clock::now() + SUBSCRIBE_ACK_PATIENCE).into()));
+        self.echo = Some(Box::new(Echo { wait, patience }));
+    }
+
     /// Ready when nothing is to be waited for; else the task is woken then.
     pub(super) fn poll(&mut self, journal: Option<&Arc<Journal>>, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(echo) = &mut self.echo {
+            if echo.wait.poll(context).is_pending() {
+                if echo.patience.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                echo.wait.give_up();
+            }
+            self.echo = None;
+        }
         let Some(journal) = journal.filter(|_| self.number > 0) else { return Poll::Ready(()) };
         let waiter = self.waiter.get_or_insert_with(|| Box::new(journal.waiter()));
         if waiter.poll(self.number, context).is_pending() && !journal.is_failing() {

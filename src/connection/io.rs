@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::codec;
+use crate::interest::EchoWait;
 use crate::limits::READ_BYTES;
 use crate::router::Batch;
 use crate::session::Drained;
@@ -40,6 +41,8 @@ pub(super) struct Scratch {
     pub(super) answers_count: u64,
     /// The change that must be safe before anything more is written to the client.
     pub(super) barrier: u64,
+    /// Other brokers must know what the client has subscribed to before that.
+    pub(super) echo: Option<EchoWait>,
     /// Forwarded properties of the message at hand.
     pub(super) properties: Vec<u8>,
 }

@@ -488,6 +488,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
         }
         self.barrier.raise(std::mem::take(&mut scratch.barrier));
+        if let Some(wait) = scratch.echo.take() {
+            self.barrier.await_echo(wait);
+        }
         self.say_unread();
         if !(scratch.acknowledgements.is_empty() && scratch.answers.is_empty()) {
             self.unread_answers_bytes += scratch.acknowledgements.len() + scratch.answers.len();

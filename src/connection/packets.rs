@@ -270,6 +270,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 Err(error) => error.reason(),
             });
         }
+        // What was refused is told to nobody.
+        if reasons.iter().any(|reason| !reason.is_error()) {
+            scratch.echo = self.router.ask_echo().or(scratch.echo.take());
+        }
         let packet_id = subscribe.packet_id;
         self.reply(
             &mut scratch.answers,

@@ -53,9 +53,14 @@ impl Neighbourhood {
         self.links.remove(&port);
     }
 
-    /// Everybody of whom a neighbour speaks.
-    pub fn members(&self) -> impl Iterator<Item = BrokerId> {
-        self.links.values().flat_map(|neighbour| neighbour.heard.iter().flatten().copied())
+    /// Whom messages reach; `None` where a neighbour does not know.
+    #[must_use]
+    pub fn reachable(&self) -> Option<BTreeSet<BrokerId>> {
+        let mut all = BTreeSet::new();
+        for neighbour in self.links.values().filter(|neighbour| neighbour.is_open) {
+            all.extend(neighbour.heard.as_ref()?);
+        }
+        Some(all)
     }
 
     /// What has to be told, and to whom.
@@ -98,13 +103,14 @@ mod tests {
         assert_eq!(links.tell(), []);
         links.set_open(port(3), true);
         assert_eq!(links.tell(), [(port(2), None), (port(3), None)], "nothing is known of the other");
+        assert_eq!(links.reachable(), None);
         links.hear(port(3), ids(&[3, 4]));
         assert_eq!(links.tell(), [(port(2), ids(&[1, 3, 4]))]);
         links.hear(port(2), ids(&[2]));
         assert_eq!(links.tell(), [(port(3), ids(&[1, 2]))]);
         links.hear(port(9), ids(&[9]));
         assert_eq!(links.tell(), [], "no tree link");
-        assert_eq!(links.members().collect::<Vec<_>>(), [2, 3, 4, 9].map(BrokerId));
+        assert_eq!(links.reachable(), Some([2, 3, 4].map(BrokerId).into()));
         links.set_open(port(3), false);
         assert_eq!(links.tell(), [(port(2), ids(&[1]))]);
         links.set_open(port(3), true);

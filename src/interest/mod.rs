@@ -13,16 +13,19 @@
 //! Specification: `ARCHITECTURE.md`, "Interest".
 
 mod behind;
+mod echoes;
 mod members;
 mod rules;
 mod verdicts;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 pub use behind::{Neighbourhood, Told};
+pub use echoes::{EchoWait, Echoes};
 pub use rules::{Mode, Rules};
 pub use verdicts::{Behind, Verdicts};
 
@@ -42,6 +45,7 @@ pub struct Interest {
     rules: Rules,
     generation: AtomicU64,
     known: RwLock<Known>,
+    echoes: OnceLock<Arc<Echoes>>,
 }
 
 /// What is known of the members.
@@ -88,7 +92,7 @@ impl Interest {
     /// Nobody is known.
     #[must_use]
     pub fn new(own: BrokerId, rules: Rules) -> Self {
-        Self { own, rules, generation: AtomicU64::new(1), known: RwLock::default() }
+        Self { own, rules, generation: AtomicU64::new(1), known: RwLock::default(), echoes: OnceLock::new() }
     }
 
     /// Grows with every change.
@@ -110,6 +114,18 @@ impl Interest {
         let mut is_wanted = false;
         known.trie.for_each_match(topic, |_, ()| is_wanted = true);
         is_wanted
+    }
+
+    /// From now on clients wait until other members know what they subscribe to. The first call counts.
+    pub fn await_echoes(&self, echoes: Arc<Echoes>) {
+        // The server calls this once.
+        let _ = self.echoes.set(echoes);
+    }
+
+    /// What clients wait for that subscribe, if they do.
+    #[must_use]
+    pub fn echoes(&self) -> Option<&Arc<Echoes>> {
+        self.echoes.get()
     }
 
     /// To change what is known.

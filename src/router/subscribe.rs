@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::{Batch, Connection, Router};
 use crate::codec::{ReasonCode, RetainHandling};
+use crate::interest::{EchoWait, Echoes};
 use crate::limits::{SUBSCRIPTION_OVERHEAD_BYTES, SUBSCRIPTIONS_BYTES_MAX};
 use crate::pressure::Level;
 use crate::session::SubscriptionOptions;
@@ -114,6 +115,12 @@ impl Router {
         drop(subscriptions);
         self.subscriptions_changed(i64::from(is_new));
         Ok(number)
+    }
+
+    /// What a SUBACK waits for until other brokers know of the subscriptions made so far; none where it does not wait for them.
+    #[must_use]
+    pub fn ask_echo(&self) -> Option<EchoWait> {
+        self.mesh()?.interest().echoes().map(Echoes::ask)
     }
 
     /// Removes one subscription [MQTT-3.10.4-1]. Whether there was one, and the number of the change as in [`Self::subscribe`].

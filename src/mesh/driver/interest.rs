@@ -35,6 +35,17 @@ impl Driver {
 
     fn neighbourhood_changed(&mut self) {
         self.tell_behind_at.get_or_insert(clock::now() + TELL_DELAY);
+        if let Some(echoes) = self.settings.replication.interest().echoes() {
+            echoes.set_reachable(self.neighbourhood.reachable());
+        }
+        self.echoes_progress();
+    }
+
+    /// Those who wait for what other brokers know look again.
+    pub(super) fn echoes_progress(&self) {
+        if let Some(echoes) = self.settings.replication.interest().echoes() {
+            echoes.progress();
+        }
     }
 
     /// Tells what has changed, if it is time.

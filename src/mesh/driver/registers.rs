@@ -121,6 +121,7 @@ impl Driver {
     }
 
     fn say(&mut self, out: Vec<(PortId, Say)>) {
+        self.echoes_progress();
         for (port, say) in out {
             match self.entry(port) {
                 Some(entry) => entry.say(&say),

@@ -184,15 +184,16 @@ impl Registers {
         self.inner.lock().members.iter().map(|(id, member)| (*id, member.current.is_some())).collect()
     }
 
-    /// Whether every member has told that it took in our register up to `version`.
+    /// Whether every member that is asked has told that it took in our register up to `version`.
     #[must_use]
-    pub fn is_echoed(&self, version: u64) -> bool {
+    pub fn is_echoed_by(&self, is_asked: impl Fn(BrokerId) -> bool, version: u64) -> bool {
         let inner = self.inner.lock();
         let Some(own) = &inner.own else { return inner.members.is_empty() };
         let wanted = Echo { incarnation: own.incarnation, version };
         let key = Key::Echo(self.own);
         let said = |member: &Member| member.current.as_ref().and_then(|content| content.value(&key).cloned());
-        inner.members.values().all(|member| matches!(said(member), Some(Value::Echo(echo)) if echo >= wanted))
+        let asked = inner.members.iter().filter(|(id, _)| is_asked(**id));
+        asked.map(|(_, member)| said(member)).all(|said| matches!(said, Some(Value::Echo(echo)) if echo >= wanted))
     }
 
     /// This broker's life is settled: its register is of it. The first call counts.
