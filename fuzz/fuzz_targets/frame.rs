@@ -1,4 +1,4 @@
-//! Any bytes from a peer: on a control stream, and on a lane that is open, in pieces of any length. Neither panics, what is delivered is
+//! Any bytes from a peer: on a control stream, on a bulk stream, and on a lane that is open, in pieces of any length. Neither panics, what is delivered is
 //! well-formed, and what was taken from the lane can be passed on to another broker, which takes it, too.
 
 #![no_main]
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use mqtt_st_quic::codec::QoS;
+use mqtt_st_quic::frame::bulk;
 use mqtt_st_quic::frame::control::ControlFrame;
 use mqtt_st_quic::frame::lane::put_open;
 use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
@@ -60,6 +61,10 @@ fn written(port: &Port, lane: usize, now: Instant) -> Vec<u8> {
 fuzz_target!(|input: &[u8]| {
     let Some((selector, bytes)) = input.split_first() else { return };
     let _ = ControlFrame::decode(bytes);
+    let mut bulk = bytes;
+    while let Ok(Some((_, length))) = bulk::decode(bulk, 100_000) {
+        bulk = bulk.get(length..).expect("no longer than what is there");
+    }
 
     let (now, lane, piece) = (Instant::now(), usize::from(selector & 1), 1 + usize::from(selector >> 1));
     let (near, far) = (broker(1, now), broker(2, now));

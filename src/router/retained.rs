@@ -641,6 +641,108 @@ mod tests {
         assert_eq!(store.set(message("b", "ok", None), None, None), Ok(None));
     }
 
+    /// A store in a mesh, and its journal.
+    fn in_a_mesh(now: Instant) -> (RetainedStore, Arc<Journal>) {
+        let journal = Journal::new();
+        let store = RetainedStore::durable(Some(Arc::clone(&journal)));
+        store.share(StampClock::new(7, Duration::from_secs(1_800_000_000), now), Duration::from_secs(60));
+        (store, journal)
+    }
+
+    fn stamp_of(store: &RetainedStore, topic: &str) -> Option<Stamp> {
+        let key = key_of(topic);
+        store.stamps(key, key, 1).first().map(|(_, stamp)| *stamp)
+    }
+
+    /// What the journal says of a topic, deletions as none.
+    fn written(journal: &Journal) -> Vec<(String, Option<String>, Option<Stamp>)> {
+        let mut changes = Vec::new();
+        journal.take(&mut changes, Duration::ZERO);
+        let one = |change| match change {
+            Change::Retained(message, stamp) => {
+                (message.topic.to_string(), Some(String::from_utf8(message.payload.to_vec()).unwrap()), stamp)
+            }
+            Change::Forgotten(topic, stamp) => (topic.to_string(), None, stamp),
+            other => panic!("{other:?}"),
+        };
+        changes.into_iter().map(one).collect()
+    }
+
+    #[test]
+    fn in_a_mesh_the_later_stamp_counts_whatever_comes_last() {
+        let now = any_instant();
+        let (store, journal) = in_a_mesh(now);
+        let [first, second, third] = [(); 3].map(|()| store.stamp(None, now).unwrap());
+        store.set(message("t", "2", None), second, None).unwrap();
+        store.set(message("t", "1", None), first, None).unwrap();
+        store.remove("t", first);
+        assert_eq!(payloads(&store, "#", now), ["2"]);
+        store.remove("t", third);
+        store.set(message("t", "2", None), second, None).unwrap();
+        assert_eq!((payloads(&store, "#", now).len(), store.tombstones(), stamp_of(&store, "t")), (0, 1, third));
+        // What was never here was deleted elsewhere perhaps before it came here.
+        let fourth = store.stamp(None, now).unwrap();
+        store.remove("u", fourth);
+        store.set(message("u", "1", None), first, None).unwrap();
+        assert_eq!(store.count(), 0);
+        let told = [("t", Some("2"), second), ("t", None, third), ("u", None, fourth)];
+        assert_eq!(written(&journal), told.map(|(topic, text, stamp)| (topic.to_owned(), text.map(str::to_owned), stamp)));
+        // As a restarted broker reads it.
+        let (again, _) = in_a_mesh(now);
+        again.restore(message("v", "old", None), None, now);
+        again.restore_deleted("t".into(), third.unwrap(), now);
+        assert!(again.stamp(None, now).unwrap() > third);
+        assert_eq!(again.merge("t", second.unwrap(), Some(message("t", "2", None))), Ok(false));
+        assert_eq!(again.merge("v", first.unwrap(), Some(message("v", "new", None))), Ok(true), "any stamp is later than none");
+        assert_eq!((payloads(&again, "#", now), again.news()), (vec!["new".to_owned()], 1));
+    }
+
+    #[test]
+    fn in_a_mesh_what_is_over_leaves_a_tombstone_until_that_is_over_too() {
+        let now = any_instant();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let (store, journal) = in_a_mesh(now);
+        let expiring = store.stamp(None, now).unwrap();
+        store.set(message("expires", "x", Some(at(1))), expiring, None).unwrap();
+        let said = message("said", "x", None);
+        store.set(Arc::clone(&said), store.stamp(None, now).unwrap(), None).unwrap();
+        store.sweep_expired(at(1));
+        assert_eq!(stamp_of(&store, "expires"), expiring, "nothing older comes back, and no neighbour sees a difference");
+        assert_eq!(store.news(), 0);
+        let before = stamp_of(&store, "said");
+        assert!(store.take_back(&said, at(1)) && !store.take_back(&said, at(1)));
+        let taken_back = stamp_of(&store, "said");
+        assert!(taken_back > before, "others take it back as well");
+        assert_eq!((store.news(), store.count(), store.tombstones()), (1, 0, 2));
+        store.sweep_tombstones(at(61));
+        assert_eq!(store.tombstones(), 1);
+        store.sweep_tombstones(at(62));
+        assert_eq!((store.tombstones(), store.sums()), (0, RetainedStore::default().sums()));
+        let kinds: Vec<_> = written(&journal).into_iter().map(|(topic, _, stamp)| (topic, stamp)).collect();
+        let told = [
+            ("expires", expiring),
+            ("said", before),
+            ("expires", expiring),
+            ("said", taken_back),
+            ("expires", None),
+            ("said", None),
+        ];
+        assert_eq!(kinds, told.map(|(topic, stamp)| (topic.to_owned(), stamp)));
+    }
+
+    #[test]
+    fn in_a_mesh_what_does_not_fit_is_unknown_and_what_cannot_be_is_refused() {
+        let now = any_instant();
+        let store = RetainedStore::new(cost(&message("t", "old", None)));
+        store.share(StampClock::new(7, Duration::ZERO, now), Duration::from_secs(60));
+        store.set(message("t", "old", None), store.stamp(None, now).unwrap(), None).unwrap();
+        assert!(store.set(message("t", "larger", None), store.stamp(None, now).unwrap(), None).is_err());
+        assert_eq!(stamp_of(&store, "t"), None, "a neighbour that has it is asked for it again");
+        let far = Stamp { time: u64::MAX, writer: 1 };
+        assert_eq!(store.stamp(Some(far), now), Err(Unbelievable(far)));
+        assert_eq!(store.mesh_counts().unwrap().refused.value(), 1);
+    }
+
     proptest! {
         #[test]
         fn agrees_with_a_map(steps in prop::collection::vec(("[abc]", prop::option::of((0_u64..5, "[xyz]{1,3}")), 0_u64..4), 1..100)) {

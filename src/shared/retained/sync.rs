@@ -561,7 +561,8 @@ mod tests {
             receive(&mut sync, &held, &list(bucket), now).unwrap();
             while !said(&mut sync, &held, now).is_empty() {}
         }
-        assert_eq!((held.sent.lock().len(), held.sent.lock().values().sum::<usize>()), (in_bucket_5, in_bucket_5));
+        let sent = held.sent.lock().clone();
+        assert_eq!((sent.len(), sent.values().sum::<usize>()), (in_bucket_5, in_bucket_5));
         // Offers of its own without end are not heard, and cost one answer.
         let mut sums = Vec::new();
         put_sums(&mut sums, false, &vec![7; BUCKET_COUNT]);
