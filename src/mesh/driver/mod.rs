@@ -262,11 +262,12 @@ impl Driver {
         loop {
             let tree_due = self.stp.poll_timeout();
             let record_due = self.record_due();
-            let timers = [tree_due, self.register_due(), self.tell_behind_at];
+            let register_due = self.register_due(clock::now());
+            let timers = [tree_due, register_due, self.tell_behind_at];
             let due = timers.into_iter().flatten().fold(record_due, Instant::min);
             let registers = Arc::clone(&self.settings.registers);
             // What cannot be told yet, before the first link, is known already.
-            let waits_for_news = self.register_due().is_none() && !registers.own().has_news();
+            let waits_for_news = register_due.is_none() && !registers.own().has_news();
             tokio::select! {
                 biased;
                 _ = inputs.stop.changed() => break,
@@ -299,7 +300,7 @@ impl Driver {
         if self.record_due() <= now {
             self.tell_record();
         }
-        if self.register_due().is_some_and(|due| due <= now) {
+        if self.register_due(now).is_some_and(|due| due <= now) {
             self.tell_register();
         }
         self.tell_behind(now);

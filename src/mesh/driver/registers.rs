@@ -82,8 +82,8 @@ impl Driver {
     }
 
     /// When this broker's register is to be told.
-    pub(super) fn register_due(&self) -> Option<Instant> {
-        self.settings.registers.tell_due(clock::now())
+    pub(super) fn register_due(&self, now: Instant) -> Option<Instant> {
+        self.settings.registers.tell_due(now)
     }
 
     /// Tells what this broker has to say.

@@ -198,7 +198,12 @@ impl Registers {
 
     /// This broker's life is settled: its register is of it. The first call counts.
     pub fn begin(&self, incarnation: Incarnation) {
-        self.inner.lock().own.get_or_insert_with(|| Content::new(incarnation));
+        let mut inner = self.inner.lock();
+        if inner.own.is_none() {
+            inner.own = Some(Content::new(incarnation));
+            // Who has nothing to say must say so: of whom nothing is known wants everything.
+            self.register.ask_echo();
+        }
     }
 
     /// When [`tell`](Self::tell) has something to do; none if there is nothing to tell, or nobody yet whom to tell.
