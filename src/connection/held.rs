@@ -167,7 +167,8 @@ mod tests {
 
     use arc_swap::ArcSwap;
     use bytes::Bytes;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::task::JoinHandle;
 
     use super::*;
     use crate::auth::{Place, Policy};
@@ -236,11 +237,10 @@ mod tests {
         assert!(newer.take_others().is_empty() && newer.take_number() == journal.last());
     }
 
-    #[tokio::test]
-    async fn while_the_store_is_behind_nobody_who_waits_for_it_is_read_from() {
-        let journal = Journal::new();
+    /// A client of version 3.1.1 whose broker writes to `journal`, and who serves it.
+    async fn connected(journal: &Arc<Journal>) -> (Arc<Router>, DuplexStream, JoinHandle<()>) {
         let limits = RouterLimits { outbound: OutboundLimits::default(), shared: SharedStrategy::default() };
-        let router = Arc::new(Router::new(limits, Arc::default(), Some(Arc::clone(&journal)), clock::now()));
+        let router = Arc::new(Router::new(limits, Arc::default(), Some(Arc::clone(journal)), clock::now()));
         let terms = Arc::new(Terms {
             policy: Arc::new(ArcSwap::from_pointee(Policy::new(Place::default(), true, None, None))),
             logins: Arc::new(Logins::default()),
@@ -258,11 +258,40 @@ mod tests {
         let (ours, mut client) = tokio::io::duplex(64 * 1024);
         client.write_all(b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x00\x00\x02me").await.unwrap();
         let admitted = admit(ours, peer, Arc::clone(&router), terms).await.unwrap();
-        let served = task::spawn("client", admitted.serve());
+        let served = task::spawn("client", async move { drop(admitted.serve().await) });
         let mut answer = [0; 4];
         client.read_exact(&mut answer).await.unwrap();
         assert_eq!(answer, [0x20, 2, 0, 0]);
+        (router, client, served)
+    }
 
+    #[tokio::test]
+    async fn who_is_sent_away_by_a_stop_still_gets_what_is_being_written() {
+        let journal = Journal::new();
+        let (router, mut client, served) = connected(&journal).await;
+        client.write_all(b"\x33\x06\x00\x01t\x00\x01x").await.unwrap();
+        settle().await;
+        let mut batch = crate::router::Batch::default();
+        router.close_all(&mut batch, crate::codec::ReasonCode::ServerShuttingDown);
+        router.finish(&mut batch, clock::now());
+        settle().await;
+        // Nothing more is heard of it.
+        client.write_all(b"\x33\x06\x00\x01t\x00\x02y").await.unwrap();
+        settle().await;
+        assert!(!served.is_finished() && router.metrics().messages_received.value() == 1);
+        let number = journal.take(&mut Vec::new(), Duration::ZERO).unwrap();
+        journal.commit(number);
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, [0x40, 2, 0, 1]);
+        served.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn while_the_store_is_behind_nobody_who_waits_for_it_is_read_from() {
+        let journal = Journal::new();
+        let (router, mut client, served) = connected(&journal).await;
+        let mut answer = [0; 4];
         fill(&journal);
         client.write_all(b"\x33\x06\x00\x01t\x00\x01x").await.unwrap();
         settle().await;

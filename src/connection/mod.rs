@@ -533,6 +533,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.say_unread();
     }
 
+    /// Whether it ends because the broker stops in order, and only the disk is waited for: then the client need not ask again for what is acknowledged in a
+    /// moment.
+    fn is_owed_acknowledgements(&self, reason: ReasonCode) -> bool {
+        matches!(reason, ReasonCode::ServerShuttingDown | ReasonCode::UseAnotherServer)
+            && !self.held.is_empty()
+            && self.router.journal().is_some_and(|journal| !journal.is_failing())
+            && !self.router.mesh().is_some_and(|mesh| mesh.lagging())
+    }
+
     /// Writes until nothing waits (then the outbox is armed) or the socket takes no more.
     fn poll_output(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
         if self.barrier.poll(self.router.journal(), cx).is_pending() {
@@ -575,6 +584,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             }
             if let Some(reason) = self.closing.or(state.outbox.closing()) {
                 drop(state);
+                if self.is_owed_acknowledgements(reason) {
+                    // Nothing more is heard meanwhile; who waits is woken when they may go.
+                    self.closing = Some(reason);
+                    return Poll::Pending;
+                }
                 return match reason {
                     ReasonCode::SessionTakenOver => self.poll_taken_over(cx, worker),
                     reason => self.poll_last_words(cx, reason),

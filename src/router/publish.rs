@@ -13,7 +13,7 @@ use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::ids::{OriginLane, Stamp};
 use crate::pressure::Level;
-use crate::replication::{LocalBatch, MeshMessage};
+use crate::replication::{LocalBatch, MeshMessage, Replication};
 use crate::session::{Delivery, Message, Outcome, Pumped, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
@@ -255,8 +255,9 @@ impl Router {
             QoS::ExactlyOnce if is_taken => false,
             QoS::ExactlyOnce if is_durable => true,
             QoS::AtLeastOnce | QoS::ExactlyOnce => {
-                let is_logged = self.mesh().is_some_and(|mesh| mesh.is_durable());
-                retain || is_logged || self.route(routes, topic, Some(publisher)).would_write()
+                let route = self.route(routes, topic, Some(publisher));
+                let is_logged = |mesh: &Arc<Replication>| mesh.is_durable() && route.is_wanted_elsewhere(topic, mesh.interest());
+                retain || route.would_write() || self.mesh().is_some_and(is_logged)
             }
         };
         self.metrics.refused_store.add(u64::from(must_refuse));
