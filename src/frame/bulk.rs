@@ -103,7 +103,7 @@ const STAMP_BYTES: usize = 24;
 fn stamp(bytes: &[u8; STAMP_BYTES]) -> Result<(TopicKey, Stamp), FrameError> {
     let mut reader = Reader::new(bytes);
     let key = TopicKey(reader.u64("key")?);
-    Ok((key, Stamp { time: reader.u64("stamp")?, writer: reader.u64("stamp\'s writer")? }))
+    Ok((key, Stamp { time: reader.u64("stamp")?, writer: reader.u64("stamp's writer")? }))
 }
 
 /// The frame at the front of `input` and its length; `None` where more bytes are needed.
