@@ -232,10 +232,10 @@ pub const MEMBER_TIMEOUT_MIN: Duration = Duration::from_secs(5 * 60);
 pub const REGISTER_DELTA_BYTES_MAX: usize = 112 * 1024;
 /// An owner puts so many bytes into a delta, about, where there is more than one entry.
 pub const REGISTER_DELTA_BYTES: usize = 16 * 1024;
-/// The newest deltas of a register are kept whether anything of them counts or not, so many bytes of them.
+/// The newest deltas of a register are kept for neighbours that were away for a moment, so many bytes of them.
 pub const REGISTER_TAIL_BYTES: usize = 256 * 1024;
 /// And so many.
-pub const REGISTER_TAIL_DELTAS: u64 = 1_024;
+pub const REGISTER_TAIL_DELTAS: usize = 1_024;
 /// One register, bytes: above it nothing is known of its owner.
 pub const REGISTER_BYTES_MAX: usize = 512 * 1024 * 1024;
 /// All registers, bytes.

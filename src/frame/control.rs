@@ -147,7 +147,7 @@ pub enum ControlFrame<'a> {
     },
     /// One step of a broker's register.
     RegisterDelta {
-        /// It is part of a copy.
+        /// It ends a copy.
         copy: bool,
         /// Of that broker.
         seal: Seal<'a>,
@@ -165,12 +165,12 @@ pub enum ControlFrame<'a> {
         owner: BrokerId,
         /// Of which life.
         incarnation: Incarnation,
-        /// Up to which version it has it, or a copy.
+        /// Up to which version it has it.
         after: u64,
-        /// A copy goes on.
-        copying: bool,
         /// How many bytes, at most.
         bytes: u32,
+        /// Of a copy, the last key that came, in the form of `shared`; empty: none.
+        behind: &'a [u8],
     },
     /// That was all that answers a [`ControlFrame::RegisterWant`].
     RegisterEnd {
@@ -178,12 +178,12 @@ pub enum ControlFrame<'a> {
         owner: BrokerId,
         /// As asked.
         incarnation: Incarnation,
-        /// Where the answer ends.
-        through: u64,
         /// How far the sender has the register; 0: it has nothing of that life.
         version: u64,
-        /// The answer is part of a copy.
-        copying: bool,
+        /// Whether it is part of a copy, and of a copy whether it is the last.
+        page: Option<bool>,
+        /// Of a copy, entries in the form of `shared`.
+        entries: &'a [u8],
     },
     /// Who is behind the sender, seen from the receiver of this: the sender itself and whomever it reaches by other tree ports. It takes the place
     /// of what was said before.
@@ -255,17 +255,17 @@ impl<'a> ControlFrame<'a> {
                 out.extend_from_slice(delta);
             }),
             Self::RegisterHave { list } => put_frame(out, REGISTER_HAVE, |out| out.extend_from_slice(list)),
-            Self::RegisterWant { owner, incarnation, after, copying, bytes } => put_frame(out, REGISTER_WANT, |out| {
+            Self::RegisterWant { owner, incarnation, after, bytes, behind } => put_frame(out, REGISTER_WANT, |out| {
                 put_register(out, *owner, *incarnation);
                 put_varint(out, *after);
-                out.push(u8::from(*copying));
                 put_varint(out, u64::from(*bytes));
+                out.extend_from_slice(behind);
             }),
-            Self::RegisterEnd { owner, incarnation, through, version, copying } => put_frame(out, REGISTER_END, |out| {
+            Self::RegisterEnd { owner, incarnation, version, page, entries } => put_frame(out, REGISTER_END, |out| {
                 put_register(out, *owner, *incarnation);
-                put_varint(out, *through);
                 put_varint(out, *version);
-                out.push(u8::from(*copying));
+                out.push(page.map_or(0, |last| 1 + u8::from(last)));
+                out.extend_from_slice(entries);
             }),
             Self::Behind { members } => put_frame(out, BEHIND, |out| {
                 out.push(u8::from(members.is_some()));
@@ -315,17 +315,21 @@ impl<'a> ControlFrame<'a> {
                 owner: BrokerId(reader.u64("owner")?),
                 incarnation: incarnation(&mut reader)?,
                 after: read_version(&mut reader)?,
-                copying: read_bool(&mut reader, "copying")?,
                 bytes: narrow(&mut reader, "bytes")?,
+                behind: take_rest(&mut reader, REGISTER_DELTA_BYTES_MAX, "key length")?,
             },
             REGISTER_END => Self::RegisterEnd {
                 owner: BrokerId(reader.u64("owner")?),
                 incarnation: incarnation(&mut reader)?,
-                through: read_version(&mut reader)?,
                 version: read_version(&mut reader)?,
-                copying: read_bool(&mut reader, "copying")?,
+                page: match reader.byte("page")? {
+                    0 => None,
+                    1 => Some(false),
+                    2 => Some(true),
+                    other => return Err(FrameError::Value { field: "page", value: u64::from(other) }),
+                },
+                entries: take_rest(&mut reader, CONTROL_FRAME_BYTES_MAX, "page length")?,
             },
-            CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
             BEHIND => Self::Behind { members: read_members(&mut reader)? },
             _ => return Ok(Some((Self::Unknown, length))),
         };
@@ -545,15 +549,15 @@ mod tests {
                 owner: BrokerId(7),
                 incarnation: Incarnation(1 << 40),
                 after: 300,
-                copying: true,
                 bytes: u32::MAX,
+                behind: b"key",
             },
             ControlFrame::RegisterEnd {
                 owner: BrokerId(7),
                 incarnation: Incarnation(1),
-                through: 300,
                 version: u64::MAX / 2,
-                copying: false,
+                page: Some(true),
+                entries: b"entries",
             },
             ControlFrame::Behind { members: None },
             ControlFrame::Behind { members: Some(Members { bytes: &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2] }) },

@@ -36,7 +36,7 @@ use crate::interest::Told;
 use crate::link::{Cost, Detection, Path};
 use crate::replication::{Port, Replication};
 use crate::shared::Signature;
-use crate::shared::register::{DeltaMode, End, Have, Want};
+use crate::shared::register::{DeltaMode, End, Have, Page, Want};
 use crate::shared::retained::RetainedCopies;
 use crate::stp::Bpdu;
 use crate::task;
@@ -402,12 +402,15 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                     let word = RegisterWord::Have(Have::decode_all(list)?);
                     link.tell(Event::Register { port: link.id, word }).await;
                 }
-                ControlFrame::RegisterWant { owner, incarnation, after, copying, bytes } => {
-                    let word = RegisterWord::Want(Want { owner, incarnation, after, copying, bytes });
+                ControlFrame::RegisterWant { owner, incarnation, after, bytes, behind } => {
+                    let behind = Want::decode_behind(behind)?;
+                    let word = RegisterWord::Want(Want { owner, incarnation, after, behind, bytes });
                     link.tell(Event::Register { port: link.id, word }).await;
                 }
-                ControlFrame::RegisterEnd { owner, incarnation, through, version, copying } => {
-                    let word = RegisterWord::End(End { owner, incarnation, through, version, copying });
+                ControlFrame::RegisterEnd { owner, incarnation, version, page, entries } => {
+                    let entries = Page::decode_entries(entries)?;
+                    let page = page.map(|last| Page { last, entries });
+                    let word = RegisterWord::End(End { owner, incarnation, version, page });
                     link.tell(Event::Register { port: link.id, word }).await;
                 }
                 ControlFrame::Behind { members } => {

@@ -14,6 +14,7 @@
 #[path = "../architecture.rs"]
 mod architecture;
 mod neighbours;
+mod register;
 mod replication;
 mod retained;
 mod stp;

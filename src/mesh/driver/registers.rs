@@ -12,7 +12,7 @@ use crate::ids::PortId;
 use crate::mesh::link::OwnedSeal;
 use crate::mesh::proof::Statement;
 use crate::shared::SignedRecord;
-use crate::shared::register::{DeltaHead, DeltaMode, End, Have, Judgement, Say, Want};
+use crate::shared::register::{DeltaHead, DeltaMode, End, Have, Judgement, Page, Say, Want};
 
 /// What a link brings of registers.
 #[derive(Debug)]
@@ -145,12 +145,13 @@ impl Entry {
                 self.link.send(&ControlFrame::RegisterHave { list: &list });
             }
             Say::Want(want) => {
-                let Want { owner, incarnation, after, copying, bytes } = *want;
-                self.link.send(&ControlFrame::RegisterWant { owner, incarnation, after, copying, bytes });
+                let (behind, &Want { owner, incarnation, after, bytes, .. }) = (want.encode_behind(), want);
+                self.link.send(&ControlFrame::RegisterWant { owner, incarnation, after, bytes, behind: &behind });
             }
             Say::End(end) => {
-                let End { owner, incarnation, through, version, copying } = *end;
-                self.link.send(&ControlFrame::RegisterEnd { owner, incarnation, through, version, copying });
+                let entries = end.page.as_ref().map(Page::encode_entries).unwrap_or_default();
+                let (page, &End { owner, incarnation, version, .. }) = (end.page.as_ref().map(|page| page.last), end);
+                self.link.send(&ControlFrame::RegisterEnd { owner, incarnation, version, page, entries: &entries });
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::key::{put_change, read_change};
+use super::key::{put_change, put_entries, put_key, read_change, read_entries, read_key};
 use super::{Key, RegisterError, Value};
 use crate::frame::{FrameError, Reader, put_varint};
 use crate::ids::{BrokerId, Incarnation};
@@ -68,7 +68,7 @@ impl DeltaHead {
 pub struct Delta {
     /// Which.
     pub head: DeltaHead,
-    /// What becomes of entries; a later one of the same key counts.
+    /// What becomes of entries, each named once.
     pub changes: Vec<(Key, Option<Value>)>,
 }
 
@@ -109,7 +109,7 @@ impl Delta {
 pub enum DeltaMode {
     /// It continues what the receiver has.
     Next,
-    /// It is part of a copy: those that are left out before it are dead.
+    /// It ends a copy, and says what that must add up to.
     Copy,
 }
 
@@ -160,31 +160,75 @@ impl Have {
 }
 
 /// Asks a neighbour for what it has of a register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
     /// Whose.
     pub owner: BrokerId,
     /// Of which life.
     pub incarnation: Incarnation,
-    /// What is behind this version: who asks has all up to it, or, of a copy, what there was.
+    /// What is behind this version.
     pub after: u64,
-    /// It goes on with a copy.
-    pub copying: bool,
-    /// At most so many bytes, or one delta.
+    /// Of a copy, what is behind this key.
+    pub behind: Option<Key>,
+    /// At most so many bytes, or one delta, or one entry.
     pub bytes: u32,
 }
 
+impl Want {
+    /// [`Self::behind`] as it travels: empty if there is none.
+    #[must_use]
+    pub fn encode_behind(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.behind.iter().for_each(|key| put_key(&mut out, key));
+        out
+    }
+
+    /// Reads [`Self::behind`].
+    ///
+    /// # Errors
+    /// What is no key.
+    pub fn decode_behind(wire: &[u8]) -> Result<Option<Key>, RegisterError> {
+        Ok(read_key(wire)?)
+    }
+}
+
 /// The end of an answer to a [`Want`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     /// As asked.
     pub owner: BrokerId,
     /// As asked.
     pub incarnation: Incarnation,
-    /// The version where the answer ends.
-    pub through: u64,
     /// The version that the answerer has; 0 if it has nothing of that life.
     pub version: u64,
-    /// It is a copy.
-    pub copying: bool,
+    /// Part of a copy, for who is too far behind. None: the deltas before this were the answer.
+    pub page: Option<Page>,
+}
+
+/// Part of a copy: entries in the order of their keys, as they are at [`End::version`]. Nobody has signed them: the digest of the delta that ends
+/// the copy tells whether they are what their owner said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// There are no more.
+    pub last: bool,
+    /// They.
+    pub entries: Vec<(Key, Value)>,
+}
+
+impl Page {
+    /// The entries as they travel.
+    #[must_use]
+    pub fn encode_entries(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_entries(&mut out, self.entries.iter().map(|(key, value)| (key, value)));
+        out
+    }
+
+    /// Reads the entries.
+    ///
+    /// # Errors
+    /// What is none.
+    pub fn decode_entries(wire: &[u8]) -> Result<Vec<(Key, Value)>, RegisterError> {
+        Ok(read_entries(wire)?)
+    }
 }

@@ -17,8 +17,6 @@ const ECHO: u8 = 3;
 /// Set in the kind of a key that is taken out.
 const REMOVED: u8 = 0x80;
 
-const CONNECTED: u8 = 1;
-
 /// What an entry of a register is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
@@ -37,10 +35,8 @@ pub enum Key {
 /// That a broker has a client's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
-    /// Mesh time of the CONNECT that made it this broker's: the newest claim holds.
+    /// Mesh time of the CONNECT that made it this broker's: the newest claim holds. 0: of a former life of the broker.
     pub stamp: u64,
-    /// Whether the client has a connection there.
-    pub connected: bool,
 }
 
 /// How far another member's register was taken in.
@@ -112,10 +108,7 @@ impl Value {
         let mut bytes = Vec::new();
         match self {
             Self::Present => {}
-            Self::Claim(claim) => {
-                put_varint(&mut bytes, claim.stamp);
-                bytes.push(if claim.connected { CONNECTED } else { 0 });
-            }
+            Self::Claim(claim) => put_varint(&mut bytes, claim.stamp),
             Self::Echo(echo) => {
                 put_varint(&mut bytes, echo.incarnation.0);
                 put_varint(&mut bytes, echo.version);
@@ -137,13 +130,9 @@ impl Value {
 
 fn read_claim(bytes: &[u8]) -> Result<Claim, FrameError> {
     let mut reader = Reader::new(bytes);
-    let stamp = reader.varint("stamp")?;
-    let flags = reader.byte("claim flags")?;
-    if flags & !CONNECTED != 0 {
-        return Err(FrameError::Value { field: "claim flags", value: flags.into() });
-    }
+    let claim = Claim { stamp: reader.varint("stamp")? };
     reader.finish()?;
-    Ok(Claim { stamp, connected: flags != 0 })
+    Ok(claim)
 }
 
 fn read_echo(bytes: &[u8]) -> Result<Echo, FrameError> {
@@ -168,6 +157,38 @@ pub(super) fn read_change(reader: &mut Reader<'_>) -> Result<(Key, Option<Value>
     let key = Key::read(kind & !REMOVED, reader.block("register key")?)?;
     let value = if kind & REMOVED == 0 { Some(Value::read(&key, reader.block("register value")?)) } else { None };
     Ok((key, value))
+}
+
+/// Appends a key.
+pub(super) fn put_key(out: &mut Vec<u8>, key: &Key) {
+    put_change(out, key, None);
+}
+
+/// Appends entries, as a copy has them.
+pub(super) fn put_entries<'a>(out: &mut Vec<u8>, entries: impl Iterator<Item = (&'a Key, &'a Value)>) {
+    entries.for_each(|(key, value)| put_change(out, key, Some(value)));
+}
+
+/// Reads one key and nothing else; none of no bytes.
+pub(super) fn read_key(bytes: &[u8]) -> Result<Option<Key>, FrameError> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let mut reader = Reader::new(bytes);
+    let (key, _) = read_change(&mut reader)?;
+    reader.finish()?;
+    Ok(Some(key))
+}
+
+/// Reads entries to the end.
+pub(super) fn read_entries(bytes: &[u8]) -> Result<Vec<(Key, Value)>, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let mut entries = Vec::new();
+    while !reader.is_empty() {
+        let (key, value) = read_change(&mut reader)?;
+        entries.push((key, value.ok_or(FrameError::Value { field: "entry of a register", value: 0 })?));
+    }
+    Ok(entries)
 }
 
 /// What an entry adds to the digest of its register.

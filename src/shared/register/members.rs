@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use super::content::Content;
+use super::own::ENTRY_BYTES;
 use super::port::{Place, Port, pass_on};
-use super::seek::{Seek, seek};
-use super::{Change, Delta, DeltaHead, DeltaMode, Echo, End, Follow, Have, Key, Register, RegisterError, Value, Want};
+use super::seek::{Copying, Seek, seek};
+use super::{Change, Delta, DeltaHead, DeltaMode, Echo, End, Follow, Have, Key, Page, Register, RegisterError, Value, Want};
 use crate::ids::{BrokerId, Incarnation, PortId};
 use crate::limits::{
     BROKERS_MAX, REGISTER_BYTES_MAX, REGISTER_DELTA_BYTES, REGISTER_HAVES_MAX, REGISTER_ON_THE_WAY_BYTES, REGISTERS_BYTES_MAX,
@@ -63,37 +64,30 @@ struct Inner {
 }
 
 #[derive(Debug)]
-pub(super) struct Member {
+struct Member {
     /// When the broker itself was heard of last.
     seen: Instant,
     /// What counts.
     current: Option<Content>,
     /// Of a later life, which has not yet said all that it has to say at its beginning.
     next: Option<Content>,
-    pub(super) copy: Option<Copying>,
     /// Nothing is taken in before.
     refused_until: Option<Instant>,
-}
-
-/// A copy that is being made.
-#[derive(Debug)]
-pub(super) struct Copying {
-    pub(super) content: Content,
-    /// Its deltas up to this version have come.
-    pub(super) through: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     /// It continues what is here.
     Next,
-    /// It is of the copy that is being made, or begins one.
+    /// It continues the copy that is being made.
     Copy,
+    /// It says what the copy must add up to.
+    CopyHead,
 }
 
 impl Member {
     fn new(seen: Instant) -> Self {
-        Self { seen, current: None, next: None, copy: None, refused_until: None }
+        Self { seen, current: None, next: None, refused_until: None }
     }
 
     /// What can be handed on: the latest that has no hole.
@@ -101,36 +95,35 @@ impl Member {
         self.next.as_ref().or(self.current.as_ref())
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.best().map_or((Incarnation(0), 0), Content::place)
+    fn place(&self) -> Place {
+        self.best().map_or_else(Place::default, Content::place)
     }
 
     /// Up to which version there is all of this life.
-    pub(super) fn version_of(&self, incarnation: Incarnation) -> u64 {
+    fn version_of(&self, incarnation: Incarnation) -> u64 {
         let (ours, version) = self.place();
         if ours == incarnation { version } else { 0 }
     }
 
-    pub(super) fn is_refused(&self, now: Instant) -> bool {
+    fn is_refused(&self, now: Instant) -> bool {
         self.refused_until.is_some_and(|until| now < until)
     }
 
     fn bytes(&self) -> usize {
-        let copy = self.copy.as_ref().map(|copy| &copy.content);
-        self.current.iter().chain(&self.next).chain(copy).map(Content::bytes).sum()
+        self.current.iter().chain(&self.next).map(Content::bytes).sum()
     }
+}
 
-    /// What a delta is here. `is_answer`: its life was asked for, of the neighbour that sends it.
-    fn fits(&self, head: &DeltaHead, mode: DeltaMode, is_answer: bool) -> Option<Fit> {
-        if self.copy.as_ref().is_some_and(|copy| copy.content.incarnation == head.incarnation) {
-            return Some(Fit::Copy);
-        }
-        match mode {
-            DeltaMode::Copy => is_answer.then_some(Fit::Copy),
-            DeltaMode::Next => {
-                let is_next = head.place() > self.place() && head.version == self.version_of(head.incarnation) + 1;
-                is_next.then_some(Fit::Next)
-            }
+/// What a delta is to who is at `place`, and makes a copy or not. `is_answer`: the neighbour was asked for that life.
+fn fit(head: &DeltaHead, mode: DeltaMode, place: Place, copy: Option<&Copying>, is_answer: bool) -> Option<Fit> {
+    let copied = copy.filter(|copy| copy.content.incarnation == head.incarnation).map(|copy| copy.content.version);
+    match mode {
+        DeltaMode::Copy => is_answer.then_some(Fit::CopyHead),
+        DeltaMode::Next => {
+            let next = 1 + if place.0 == head.incarnation { place.1 } else { 0 };
+            let is_next = head.place() > place && head.version == next;
+            let goes_on = || copied.filter(|version| version + 1 == head.version).map(|_| Fit::Copy);
+            if is_next { Some(Fit::Next) } else { goes_on() }
         }
     }
 }
@@ -155,6 +148,18 @@ impl Registers {
     #[must_use]
     pub fn own(&self) -> &Register {
         &self.register
+    }
+
+    /// How long a member counts as one after it was heard of last.
+    #[must_use]
+    pub fn member_timeout(&self) -> Duration {
+        self.member_timeout
+    }
+
+    /// This broker.
+    #[must_use]
+    pub fn own_id(&self) -> BrokerId {
+        self.own
     }
 
     /// From now on `follower` is told; of what there is, at once.
@@ -232,12 +237,6 @@ impl Registers {
             Ok(())
         };
         while self.register.has_news() {
-            let sparse = own.sparse(REGISTER_DELTA_BYTES);
-            if !sparse.is_empty() {
-                let whole = own.whole;
-                // Where the key does not sign they stay where they are.
-                let _ = tell(own, sparse, whole, false);
-            }
             let taken = self.register.take(REGISTER_DELTA_BYTES);
             let (whole, echo) = (own.whole || taken.is_all, taken.echo);
             if let Err(changes) = tell(own, taken.changes, whole, echo) {
@@ -296,13 +295,11 @@ impl Registers {
             let seen = port.has.get(&head.owner).map_or(now, |known| known.seen);
             port.note(head.owner, head.place(), seen);
         }
-        let is_answer = inner.is_answer(from, head);
-        let fits = match inner.members.get(&head.owner) {
-            _ if head.owner == self.own => None,
-            Some(member) if member.is_refused(now) => None,
-            Some(member) => member.fits(head, mode, is_answer),
-            None => Member::new(now).fits(head, mode, is_answer),
-        };
+        let member = inner.members.get(&head.owner);
+        let is_useless = head.owner == self.own || member.is_some_and(|member| member.is_refused(now));
+        let place = member.map_or_else(Place::default, Member::place);
+        let fits =
+            if is_useless { None } else { fit(head, mode, place, inner.copy_of(head.owner, from), inner.is_answer(from, head)) };
         if fits.is_some() { Judgement::Check } else { Judgement::Useless }
     }
 
@@ -327,34 +324,33 @@ impl Registers {
             return Ok(());
         }
         let seen = inner.ports.get(&from).and_then(|port| port.has.get(&owner)).map_or(now, |known| known.seen);
-        let is_answer = inner.is_answer(from, &head);
-        let Some(member) = self.member(inner, owner, seen) else { return Ok(()) };
+        let place = inner.members.get(&owner).map_or_else(Place::default, Member::place);
+        let Some(fit) = fit(&head, mode, place, inner.copy_of(owner, from), inner.is_answer(from, &head)) else { return Ok(()) };
         let signed = Arc::new(signed);
-        let result = match member.fits(&head, mode, is_answer) {
-            None => return Ok(()),
-            Some(Fit::Copy) => {
-                let new = || Copying { content: Content::new(head.incarnation), through: 0 };
-                let copy = member.copy.get_or_insert_with(new);
-                if copy.content.incarnation != head.incarnation {
-                    *copy = new();
-                }
-                copy.content.copy(delta, signed);
+        let seek = inner.seeks.get_mut(&owner);
+        let result = match (fit, seek) {
+            (Fit::Copy, Some(Seek { copy: Some(copy), .. })) => {
+                copy.content.apply(delta, signed);
                 Ok(())
             }
-            Some(Fit::Next) => {
-                let added_up = self.go_on(owner, member, delta, &signed);
-                if added_up {
+            (Fit::CopyHead, Some(seek)) => {
+                seek.head = Some((head, signed));
+                Ok(())
+            }
+            (Fit::Copy | Fit::CopyHead, _) => Ok(()),
+            (Fit::Next, _) => {
+                let Some(member) = self.member(inner, owner, seen) else { return Ok(()) };
+                if self.go_on(owner, member, delta, &signed) {
                     pass_on(&mut inner.ports, Some(from), &head, &signed, now);
+                    Ok(())
+                } else {
+                    Err(RegisterError::Digest { owner, version: head.version })
                 }
-                if added_up { Ok(()) } else { Err(RegisterError::Digest { owner, version: head.version }) }
             }
         };
-        let bytes: usize = inner.members.values().map(Member::bytes).sum();
-        let Some(member) = inner.members.get_mut(&owner) else { return Ok(()) };
-        let is_too_large = member.bytes() > REGISTER_BYTES_MAX || bytes > REGISTERS_BYTES_MAX;
-        let result = if is_too_large { Err(RegisterError::TooLarge { owner, bytes: REGISTER_BYTES_MAX }) } else { result };
+        let result = result.and_then(|()| inner.check_size(owner));
         if result.is_err() {
-            self.refuse(owner, member, now);
+            self.refuse(inner, owner, now);
         }
         inner.flush(self.own, now, out);
         result
@@ -406,7 +402,11 @@ impl Registers {
     }
 
     /// Nothing is known of this register, and nothing is taken in before long.
-    fn refuse(&self, owner: BrokerId, member: &mut Member, now: Instant) {
+    fn refuse(&self, inner: &mut Inner, owner: BrokerId, now: Instant) {
+        if let Some(seek) = inner.seeks.get_mut(&owner) {
+            seek.copy = None;
+        }
+        let Some(member) = inner.members.get_mut(&owner) else { return };
         let was_known = member.current.is_some();
         *member = Member { refused_until: Some(now + REFUSED_TIME), ..Member::new(member.seen) };
         if was_known {
@@ -441,34 +441,43 @@ impl Registers {
         };
         let content = content.filter(|content| content.incarnation == want.incarnation && content.version > 0);
         let Some(port) = inner.ports.get_mut(&from) else { return };
-        let end = End { owner: want.owner, incarnation: want.incarnation, through: 0, version: 0, copying: want.copying };
-        let Some(content) = content else { return out.push((from, Say::End(end))) };
-        let copying = want.copying || !content.continues(want.after);
-        let after = if copying && !want.copying { 0 } else { want.after };
-        let mode = if copying { DeltaMode::Copy } else { DeltaMode::Next };
-        let bytes_max = usize::try_from(want.bytes).unwrap_or(usize::MAX).min(REGISTER_ON_THE_WAY_BYTES);
-        let (mut through, mut bytes) = (content.version, 0);
-        let mut last = after;
-        for (version, signed) in content.behind(after) {
-            if bytes > 0 && bytes + signed.wire.len() > bytes_max {
-                through = last;
-                break;
+        let Want { owner, incarnation, after, behind, bytes } = want;
+        let Some(content) = content else { return out.push((from, Say::End(End { owner, incarnation, version: 0, page: None }))) };
+        let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX).min(REGISTER_ON_THE_WAY_BYTES);
+        let mut budget = Budget { left: bytes_max, is_fresh: true };
+        let version = content.version;
+        let (page, has) = match content.behind(after.min(version)) {
+            Some(deltas) if behind.is_none() => {
+                let sent = deltas.take_while(|signed| budget.take(signed.wire.len())).inspect(|signed| {
+                    out.push((from, Say::Delta(DeltaMode::Next, Arc::clone(signed))));
+                });
+                (None, after.max(after.min(version) + sent.count() as u64))
             }
-            bytes += signed.wire.len();
-            last = version;
-            out.push((from, Say::Delta(mode, Arc::clone(signed))));
-        }
-        // While it makes a copy the neighbour takes what comes live as well.
-        let will_have = if copying { content.version } else { through };
-        port.correct(want.owner, (content.incarnation, will_have), now);
-        out.push((from, Say::End(End { through, version: content.version, copying, ..end })));
+            _ => {
+                let size = |(key, _): &(&Key, &Value)| key.len() + ENTRY_BYTES;
+                let mut rest = content.entries_behind(behind.as_ref()).peekable();
+                let mut entries = Vec::new();
+                while let Some((key, value)) = rest.next_if(|entry| budget.take(size(entry))) {
+                    entries.push((key.clone(), value.clone()));
+                }
+                let last = rest.peek().is_none();
+                if let (true, Some(newest)) = (last, content.newest()) {
+                    out.push((from, Say::Delta(DeltaMode::Copy, Arc::clone(newest))));
+                }
+                // What comes live meanwhile is sent as well.
+                (Some(Page { last, entries }), version)
+            }
+        };
+        port.correct(owner, (incarnation, has), now);
+        out.push((from, Say::End(End { owner, incarnation, version, page })));
     }
 
     /// A neighbour has answered.
     pub fn hear_end(&self, from: PortId, end: End, now: Instant, out: &mut Vec<(PortId, Say)>) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
-        let Some(asked) = inner.seeks.get_mut(&end.owner).and_then(|seek| seek.answered(from)) else { return };
+        let Some(seek) = inner.seeks.get_mut(&end.owner) else { return };
+        let Some(asked) = seek.answered(from) else { return };
         if let Some(port) = inner.ports.get_mut(&from) {
             port.wants = port.wants.saturating_sub(1);
             if port.place_of(end.owner).0 == end.incarnation {
@@ -476,35 +485,44 @@ impl Registers {
                 port.correct(end.owner, (end.incarnation, end.version), seen);
             }
         }
-        let mut went_on = false;
-        if let Some(member) = inner.members.get_mut(&end.owner) {
-            let is_copied = |copy: &mut Copying| end.copying && copy.content.incarnation == end.incarnation;
-            match member.copy.take_if(is_copied) {
-                Some(copy) if end.through < end.version => {
-                    went_on = end.through > copy.through;
-                    member.copy = Some(Copying { through: end.through, ..copy });
+        let went_on = match end.page {
+            None => inner.version_of(end.owner, asked.incarnation) > asked.after,
+            Some(page) => {
+                let new = || Copying { port: from, content: Content::copied(asked.incarnation, end.version), behind: None };
+                let copy = seek.copy.get_or_insert_with(new);
+                let is_in_step = copy.content.version == end.version && end.incarnation == asked.incarnation;
+                copy.behind = page.entries.last().map(|(key, _)| key.clone()).or(copy.behind.take());
+                copy.content.fill(page.entries);
+                if let Some((head, signed)) = seek.head.take().filter(|(head, _)| head.version == copy.content.version) {
+                    copy.content.head(&head, signed);
                 }
-                Some(copy) if copy.content.adds_up() => {
-                    went_on = true;
-                    self.finish_copy(end.owner, member, copy.content, &mut inner.ports);
+                let is_whole = page.last && copy.content.adds_up();
+                if is_in_step
+                    && is_whole
+                    && let Some(copy) = seek.copy.take()
+                {
+                    let seen = inner.ports.get(&from).and_then(|port| port.has.get(&end.owner)).map_or(now, |known| known.seen);
+                    self.finish_copy(inner, end.owner, copy.content, seen);
                 }
-                // Deltas have died meanwhile that were needed, or were held back: it begins anew.
-                Some(_) => {}
-                None => went_on = member.version_of(asked.incarnation) > asked.after,
+                // A copy that is all there is and does not add up, or misses what came live, is begun anew.
+                is_in_step && (is_whole || !page.last)
             }
-        }
+        };
         if let Some(seek) = inner.seeks.get_mut(&end.owner) {
             seek.went(went_on, from, now);
+        }
+        if inner.check_size(end.owner).is_err() {
+            self.refuse(inner, end.owner, now);
         }
         self.seek_all(inner, now, out);
     }
 
-    fn finish_copy(&self, owner: BrokerId, member: &mut Member, mut content: Content, ports: &mut BTreeMap<PortId, Port>) {
-        content.complete();
-        if content.place() <= member.place() {
+    fn finish_copy(&self, inner: &mut Inner, owner: BrokerId, content: Content, seen: Instant) {
+        let place = content.place();
+        let Some(member) = self.member(inner, owner, seen) else { return };
+        if place <= member.place() {
             return;
         }
-        let place = content.place();
         if content.whole {
             member.next = None;
             self.promote(owner, member, content);
@@ -512,7 +530,8 @@ impl Registers {
             member.next = Some(content);
         }
         // A long way at once: who has less is told that there is more.
-        ports.values_mut().filter(|port| port.place_of(owner) < place).for_each(|port| port.untold.push(owner));
+        let others = inner.ports.values_mut().filter(|port| port.place_of(owner) < place);
+        others.for_each(|port| port.untold.push(owner));
     }
 
     /// Once a second or so: forgets who has left, asks again where nothing came.
@@ -559,21 +578,40 @@ impl Registers {
     }
 
     fn seek_one(&self, inner: &mut Inner, owner: BrokerId, now: Instant, out: &mut Vec<(PortId, Say)>) {
-        let member = inner.members.get_mut(&owner);
-        if owner == self.own || member.as_ref().is_some_and(|member| member.is_refused(now)) {
+        let member = inner.members.get(&owner);
+        if owner == self.own || member.is_some_and(|member| member.is_refused(now)) {
             return;
         }
-        let state = inner.seeks.get(&owner).copied().unwrap_or_default();
-        if let Some((state, port, want)) = seek(state, owner, member, &mut inner.ports, now) {
-            inner.seeks.insert(owner, state);
+        let place = member.map_or_else(Place::default, Member::place);
+        if let Some((port, want)) = seek(inner.seeks.entry(owner).or_default(), owner, place, &mut inner.ports, now) {
             out.push((port, Say::Want(want)));
         }
     }
 }
 
 impl Inner {
+    /// The copy of a register that is being made of this neighbour.
+    fn copy_of(&self, owner: BrokerId, port: PortId) -> Option<&Copying> {
+        self.seeks.get(&owner)?.copy.as_ref().filter(|copy| copy.port == port)
+    }
+
     fn is_answer(&self, from: PortId, head: &DeltaHead) -> bool {
         self.seeks.get(&head.owner).is_some_and(|seek| seek.is_answer(from, head.incarnation))
+    }
+
+    /// Up to which version there is all of this life.
+    fn version_of(&self, owner: BrokerId, incarnation: Incarnation) -> u64 {
+        let place = self.members.get(&owner).map_or_else(Place::default, Member::place);
+        if place.0 == incarnation { place.1 } else { 0 }
+    }
+
+    fn check_size(&self, owner: BrokerId) -> Result<(), RegisterError> {
+        let copy = |seek: &Seek| seek.copy.as_ref().map_or(0, |copy| copy.content.bytes());
+        let members: usize = self.members.values().map(Member::bytes).sum();
+        let copies: usize = self.seeks.values().map(copy).sum();
+        let one = self.members.get(&owner).map_or(0, Member::bytes) + self.seeks.get(&owner).map_or(0, copy);
+        let fits = one <= 2 * REGISTER_BYTES_MAX && members + copies <= REGISTERS_BYTES_MAX;
+        if fits { Ok(()) } else { Err(RegisterError::TooLarge { owner, bytes: REGISTER_BYTES_MAX }) }
     }
 
     /// Gives out what neighbours are to be sent and told.
@@ -595,5 +633,19 @@ impl Inner {
             let haves: Vec<_> = owners.into_iter().filter_map(have).collect();
             out.extend(haves.chunks(REGISTER_HAVES_MAX).map(|some| (*id, Say::Have(some.to_vec()))));
         }
+    }
+}
+
+/// How much of an answer there may be still: at least one piece of any size.
+struct Budget {
+    left: usize,
+    is_fresh: bool,
+}
+
+impl Budget {
+    fn take(&mut self, bytes: usize) -> bool {
+        let fits = std::mem::take(&mut self.is_fresh) || bytes <= self.left;
+        self.left = self.left.saturating_sub(bytes);
+        fits
     }
 }

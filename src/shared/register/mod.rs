@@ -4,10 +4,9 @@
 //! A register is a map of one broker, the **owner**, in one of its lives. It travels as numbered **deltas**, each signed by its owner, flooded
 //! on all links, and is kept until the owner leaves the roster: however the tree moves, and while the owner is dead or cut off.
 //!
-//! A register is its deltas: what a broker hands on is always the owner's own word. A delta all of whose entries were said anew in later ones is
-//! dead and goes, but for a tail of the newest; the owner says again what stands alone in old ones, so that these die. So a **copy** is all
-//! deltas that are left. Each delta says a digest of the whole register after it: who has made a copy knows by that whether it is complete,
-//! whoever handed it on.
+//! Everybody keeps the newest deltas of each register, for neighbours that were away for a moment. Who needs older ones is given a **copy** of the
+//! entries in pages, and what comes live meanwhile. Each delta says a digest of the whole register after it: by that of the newest
+//! who has made a copy knows whether it is what the owner said, whoever handed it on.
 //!
 //! | file | duty |
 //! |---|---|
@@ -39,7 +38,7 @@ mod own;
 mod port;
 mod seek;
 
-pub use delta::{Delta, DeltaHead, DeltaMode, End, Have, Want};
+pub use delta::{Delta, DeltaHead, DeltaMode, End, Have, Page, Want};
 pub use key::{Claim, Echo, Key, Value};
 pub use members::{Judgement, Registers, Say};
 pub use own::Register;

@@ -173,7 +173,7 @@ impl Register {
     }
 }
 
-/// What an entry takes in a delta besides its key, at most, but for values of newer versions.
+/// What an entry takes on its way besides its key, at most, but for values of newer versions.
 pub(super) const ENTRY_BYTES: usize = 32;
 
 /// What [`Register::take`] gives.

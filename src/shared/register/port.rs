@@ -32,7 +32,7 @@ pub(super) struct Known {
 
 impl Port {
     pub(super) fn place_of(&self, owner: BrokerId) -> Place {
-        self.has.get(&owner).map_or((Incarnation(0), 0), |known| known.place)
+        self.has.get(&owner).map_or_else(Place::default, |known| known.place)
     }
 
     /// It has so much of a register.

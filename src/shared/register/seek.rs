@@ -2,13 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Want;
-use super::members::Member;
-use super::port::Port;
+use super::content::Content;
+use super::port::{Place, Port};
+use super::{DeltaHead, Key, Want};
 use crate::ids::{BrokerId, Incarnation, PortId};
 use crate::limits::REGISTER_ON_THE_WAY_BYTES;
+use crate::shared::SignedRecord;
 
 /// A neighbour that was asked and says nothing for so long is not waited for.
 const ASK_TIME: Duration = Duration::from_secs(5);
@@ -20,8 +22,12 @@ const RETRY_DOUBLINGS: u32 = 7;
 const WANTS_PER_PORT: usize = 8;
 
 /// How it stands with one register.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Seek {
+    /// A copy that is being made.
+    pub(super) copy: Option<Copying>,
+    /// What it must add up to, once that is told.
+    pub(super) head: Option<(DeltaHead, Arc<SignedRecord>)>,
     asked: Option<Asked>,
     /// Nothing is asked before.
     retry_at: Option<Instant>,
@@ -29,6 +35,15 @@ pub(super) struct Seek {
     failures: u32,
     /// With this neighbour last.
     failed: Option<PortId>,
+}
+
+/// A copy that is being made, all of one neighbour.
+#[derive(Debug)]
+pub(super) struct Copying {
+    pub(super) port: PortId,
+    pub(super) content: Content,
+    /// The last key that came.
+    pub(super) behind: Option<Key>,
 }
 
 /// A question that is open.
@@ -53,6 +68,7 @@ impl Seek {
     /// The neighbour is gone.
     pub(super) fn lost(&mut self, port: PortId) {
         self.asked.take_if(|asked| asked.port == port);
+        self.copy.take_if(|copy| copy.port == port);
     }
 
     /// The neighbour has answered.
@@ -63,8 +79,9 @@ impl Seek {
     /// What came of it.
     pub(super) fn went(&mut self, went_on: bool, port: PortId, now: Instant) {
         if went_on {
-            *self = Self { asked: self.asked, ..Self::default() };
+            *self = Self { asked: self.asked, copy: self.copy.take(), ..Self::default() };
         } else {
+            self.copy = None;
             self.retry_at = Some(now + RETRY_TIME * (1 << self.failures));
             self.failures = (self.failures + 1).min(RETRY_DOUBLINGS);
             self.failed = Some(port);
@@ -79,34 +96,34 @@ impl Seek {
     }
 }
 
-/// Whom to ask for what, if anybody has more.
+/// Whom to ask for what, if anybody has more than `place`.
 pub(super) fn seek(
-    state: Seek,
+    seek: &mut Seek,
     owner: BrokerId,
-    member: Option<&mut Member>,
+    place: Place,
     ports: &mut BTreeMap<PortId, Port>,
     now: Instant,
-) -> Option<(Seek, PortId, Want)> {
-    if state.is_asking() || state.retry_at.is_some_and(|at| now < at) {
+) -> Option<(PortId, Want)> {
+    if seek.is_asking() || seek.retry_at.is_some_and(|at| now < at) {
         return None;
     }
-    let place = member.as_ref().map_or((Incarnation(0), 0), |member| member.place());
+    let copy_of = seek.copy.as_ref().map(|copy| (copy.port, copy.content.incarnation));
     let has_more = ports.iter().filter_map(|(id, port)| Some((*id, port.has.get(&owner)?.place, port.wants)));
     let may_ask = has_more.filter(|(_, known, wants)| *known > place && *wants < WANTS_PER_PORT);
-    let (port, (incarnation, _), wants) =
-        may_ask.max_by_key(|(id, known, wants)| (state.failed != Some(*id), *known, Reverse(*wants)))?;
-    let (mut after, mut copying) = (0, false);
-    if let Some(member) = member {
-        member.copy.take_if(|copy| copy.content.incarnation != incarnation);
-        copying = member.copy.is_some();
-        after = member.copy.as_ref().map_or_else(|| member.version_of(incarnation), |copy| copy.through);
-    }
+    let best = may_ask.max_by_key(|(id, known, wants)| {
+        let goes_on = copy_of == Some((*id, known.0));
+        (goes_on, seek.failed != Some(*id), *known, Reverse(*wants))
+    });
+    let (port, (incarnation, _), wants) = best?;
+    seek.copy.take_if(|copy| (copy.port, copy.content.incarnation) != (port, incarnation));
     if let Some(port) = ports.get_mut(&port) {
         port.wants += 1;
     }
     // All questions to one neighbour together stay within the bound.
     let share = if wants == 0 { 2 } else { 2 * WANTS_PER_PORT };
     let bytes = u32::try_from(REGISTER_ON_THE_WAY_BYTES / share).unwrap_or(u32::MAX);
-    let asked = Asked { port, at: now, incarnation, after };
-    Some((Seek { asked: Some(asked), ..state }, port, Want { owner, incarnation, after, copying, bytes }))
+    let after = if place.0 == incarnation { place.1 } else { 0 };
+    let behind = seek.copy.as_ref().and_then(|copy| copy.behind.clone());
+    seek.asked = Some(Asked { port, at: now, incarnation, after });
+    Some((port, Want { owner, incarnation, after, behind, bytes }))
 }

@@ -1,0 +1,391 @@
+//! Registers of many brokers under virtual time: links come and go and lose what is on its way, brokers begin new lives, churn. In the end
+//! everybody knows what everybody says; at no time does anybody take a part of a register for the whole.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqtt_st_quic::ids::{BrokerId, Incarnation, PortId};
+use mqtt_st_quic::limits::{REGISTER_FILTERS_MAX, REGISTER_ON_THE_WAY_BYTES};
+use mqtt_st_quic::shared::register::{
+    Change, Claim, DeltaHead, End, Follow, Have, Judgement, Key, Page, Registers, Say, Value, Want,
+};
+use mqtt_st_quic::shared::{Signature, SignedRecord};
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+/// Members leave after this time.
+const MEMBER_TIMEOUT: Duration = Duration::from_secs(900);
+/// What every broker says from its beginning on in each of its lives.
+const BASE: usize = 40;
+
+/// What one broker was told of the others.
+#[derive(Default)]
+struct Mirror(Mutex<BTreeMap<BrokerId, (bool, BTreeMap<Key, Value>)>>);
+
+impl Follow for Mirror {
+    fn joined(&self, member: BrokerId) {
+        let before = self.0.lock().insert(member, (false, BTreeMap::new()));
+        assert!(before.is_none(), "{member} joins twice");
+    }
+
+    fn known(&self, member: BrokerId) {
+        self.0.lock().get_mut(&member).unwrap().0 = true;
+    }
+
+    fn changed(&self, member: BrokerId, changes: &[Change]) {
+        let mut mirror = self.0.lock();
+        let (_, content) = mirror.get_mut(&member).unwrap();
+        for (key, value) in changes {
+            let before = match value {
+                Some(value) => content.insert(key.clone(), value.clone()),
+                None => content.remove(key),
+            };
+            assert_ne!(before.as_ref(), value.as_ref(), "{key:?} of {member} is no news");
+        }
+    }
+
+    fn left(&self, member: BrokerId) {
+        assert!(self.0.lock().remove(&member).is_some());
+    }
+}
+
+struct Node {
+    life: u64,
+    registers: Arc<Registers>,
+    mirror: Arc<Mirror>,
+    /// What it says at present.
+    truth: BTreeMap<Key, Value>,
+}
+
+/// One direction of a link.
+#[derive(Default)]
+struct Pipe(VecDeque<(Instant, Say)>);
+
+struct World {
+    random: SmallRng,
+    now: Instant,
+    nodes: Vec<Node>,
+    /// By who says it and who hears it; both directions of a link have its generation.
+    pipes: BTreeMap<(usize, usize), (u64, Pipe)>,
+    generation: u64,
+    delay_ms: u64,
+    bytes: usize,
+    copies: usize,
+}
+
+fn id(node: usize) -> BrokerId {
+    BrokerId(node as u64 + 1)
+}
+
+fn filter(text: &str) -> Key {
+    Key::Filter(Arc::from(text))
+}
+
+impl Node {
+    fn new(node: usize, life: u64) -> Self {
+        let registers = Registers::new(id(node), MEMBER_TIMEOUT, REGISTER_FILTERS_MAX);
+        let mirror = Arc::new(Mirror::default());
+        registers.follow(Arc::clone(&mirror) as Arc<dyn Follow>);
+        let mut new = Self { life, registers, mirror, truth: BTreeMap::new() };
+        (0..BASE).for_each(|n| new.add(&format!("base/{n}/{}", "long".repeat(200))));
+        new.registers.begin(Incarnation(life));
+        new
+    }
+
+    fn add(&mut self, text: &str) {
+        if self.truth.insert(filter(text), Value::Present).is_none() {
+            self.registers.own().add_filter(text);
+        }
+    }
+
+    fn remove(&mut self, text: &str) {
+        if self.truth.remove(&filter(text)).is_some() {
+            self.registers.own().remove_filter(text);
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+fn start() -> Instant {
+    Instant::now()
+}
+
+impl World {
+    fn new(seed: u64, count: usize) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let delay_ms = random.random_range(1..80);
+        let nodes = (0..count).map(|node| Node::new(node, 1)).collect();
+        Self { random, now: start(), nodes, pipes: BTreeMap::new(), generation: 0, delay_ms, bytes: 0, copies: 0 }
+    }
+
+    fn port(&self, from: usize, to: usize) -> PortId {
+        PortId { peer: id(to), generation: self.pipes[&(from, to)].0 }
+    }
+
+    fn link(&mut self, a: usize, b: usize) {
+        if a == b || self.pipes.contains_key(&(a, b)) {
+            return;
+        }
+        self.generation += 1;
+        for (from, to) in [(a, b), (b, a)] {
+            self.pipes.insert((from, to), (self.generation, Pipe::default()));
+        }
+        for (from, to) in [(a, b), (b, a)] {
+            let mut out = Vec::new();
+            let port = self.port(from, to);
+            self.nodes[from].registers.port_up(port, self.now, &mut out);
+            self.send(from, out);
+        }
+    }
+
+    fn cut(&mut self, a: usize, b: usize) {
+        if !self.pipes.contains_key(&(a, b)) {
+            return;
+        }
+        for (from, to) in [(a, b), (b, a)] {
+            let port = self.port(from, to);
+            self.pipes.remove(&(from, to));
+            let mut out = Vec::new();
+            self.nodes[from].registers.port_down(port, self.now, &mut out);
+            self.send(from, out);
+        }
+    }
+
+    fn restart(&mut self, node: usize) {
+        (0..self.nodes.len()).for_each(|other| self.cut(node, other));
+        self.nodes[node] = Node::new(node, self.nodes[node].life + 1);
+    }
+
+    fn send(&mut self, from: usize, out: Vec<(PortId, Say)>) {
+        let at = self.now + Duration::from_millis(self.delay_ms);
+        for (port, say) in out {
+            let to = port.peer.0 as usize - 1;
+            let Some((generation, pipe)) = self.pipes.get_mut(&(from, to)) else { continue };
+            if *generation == port.generation {
+                match &say {
+                    Say::Delta(_, signed) => self.bytes += signed.wire.len(),
+                    Say::End(End { page: Some(page), .. }) => {
+                        self.bytes += page.encode_entries().len();
+                        self.copies += 1;
+                    }
+                    _ => {}
+                }
+                pipe.0.push_back((at, say));
+            }
+        }
+        for ((_, to), (_, pipe)) in self.pipes.iter().filter(|((one, _), _)| *one == from) {
+            let asked = pipe.0.iter().filter_map(|(_, say)| match say {
+                Say::Want(Want { bytes, .. }) => Some(*bytes as usize),
+                _ => None,
+            });
+            assert!(asked.sum::<usize>() <= REGISTER_ON_THE_WAY_BYTES, "{from} asks {to} for too much at once");
+        }
+    }
+
+    /// A tenth of a second in which everybody says what there is to say.
+    fn step(&mut self) {
+        for _ in 0..10 {
+            self.now += Duration::from_millis(10);
+            let edges: Vec<_> = self.pipes.keys().copied().collect();
+            for (from, to) in edges {
+                while let Some(say) = self.arrived(from, to) {
+                    self.hear(to, from, say);
+                }
+            }
+            for node in 0..self.nodes.len() {
+                let mut out = Vec::new();
+                let registers = &self.nodes[node].registers;
+                if registers.tell_due(self.now).is_some_and(|due| due <= self.now) {
+                    let sign = |_: &[u8]| Some(Signature { chain: Default::default(), scheme: 0, bytes: Default::default() });
+                    registers.tell(self.now, sign, &mut out);
+                    self.send(node, out);
+                }
+            }
+        }
+        for node in 0..self.nodes.len() {
+            let mut out = Vec::new();
+            self.nodes[node].registers.tick(self.now, &mut out);
+            self.send(node, out);
+        }
+        self.check_wholes();
+    }
+
+    fn arrived(&mut self, from: usize, to: usize) -> Option<Say> {
+        let now = self.now;
+        let (_, pipe) = self.pipes.get_mut(&(from, to))?;
+        if pipe.0.front()?.0 > now {
+            return None;
+        }
+        pipe.0.pop_front().map(|(_, say)| say)
+    }
+
+    fn hear(&mut self, node: usize, from: usize, say: Say) {
+        let port = self.port(node, from);
+        let (now, registers) = (self.now, Arc::clone(&self.nodes[node].registers));
+        let mut out = Vec::new();
+        match say {
+            Say::Delta(mode, signed) => {
+                let head = DeltaHead::read(&signed.wire).unwrap();
+                if registers.judge(port, &head, mode, now) == Judgement::Check {
+                    registers.take(port, mode, SignedRecord::clone(&signed), now, &mut out).unwrap();
+                }
+            }
+            Say::Have(haves) => {
+                let mut wire = Vec::new();
+                Have::encode_all(&haves, &mut wire);
+                registers.hear_have(port, &Have::decode_all(&wire).unwrap(), now, &mut out);
+            }
+            Say::Want(want) => {
+                assert_eq!(Want::decode_behind(&want.encode_behind()).unwrap(), want.behind);
+                registers.hear_want(port, want, now, &mut out);
+            }
+            Say::End(end) => {
+                let read = end.page.as_ref().map(|page| Page::decode_entries(&page.encode_entries()).unwrap());
+                assert_eq!(read, end.page.as_ref().map(|page| page.entries.clone()));
+                registers.hear_end(port, end, now, &mut out);
+            }
+        }
+        self.send(node, out);
+    }
+
+    /// Who knows a register knows all that its broker says from its beginning on.
+    fn check_wholes(&self) {
+        for (number, node) in self.nodes.iter().enumerate() {
+            for (member, (is_known, content)) in &*node.mirror.0.lock() {
+                let base = content.keys().filter(|key| matches!(key, Key::Filter(text) if text.starts_with("base/"))).count();
+                assert!(!is_known || base == BASE, "{number} knows {base} of {member}");
+            }
+        }
+    }
+
+    fn disorder(&mut self) {
+        let count = self.nodes.len();
+        let (a, b) = (self.random.random_range(0..count), self.random.random_range(0..count));
+        match self.random.random_range(0..20) {
+            0..7 => self.link(a, b),
+            7..11 => self.cut(a, b),
+            11 if self.random.random_bool(0.3) => self.restart(a),
+            12 => {
+                // More at once than anybody keeps for those who are away.
+                let from = self.random.random_range(0..1_000);
+                (from..from + 3_000).for_each(|n| self.nodes[a].add(&format!("many/{n}/{}", "x".repeat(100))));
+            }
+            13 => (0..4_000).for_each(|n| self.nodes[a].remove(&format!("many/{n}/{}", "x".repeat(100)))),
+            14 => {
+                let stamp = self.random.random_range(0..1_000);
+                let client: Arc<str> = Arc::from(format!("client{}", stamp % 7));
+                let claim = Claim { stamp };
+                self.nodes[a].registers.own().claim(&client, claim);
+                self.nodes[a].truth.insert(Key::Session(client), Value::Claim(claim));
+            }
+            _ => {
+                let n = self.random.random_range(0..20);
+                if self.random.random_bool(0.5) {
+                    self.nodes[a].add(&format!("few/{n}"));
+                } else {
+                    self.nodes[a].remove(&format!("few/{n}"));
+                }
+            }
+        }
+    }
+
+    fn is_agreed(&self) -> bool {
+        self.nodes.iter().enumerate().all(|(number, node)| {
+            let mirror = node.mirror.0.lock();
+            let others: BTreeSet<_> = (0..self.nodes.len()).filter(|other| *other != number).map(id).collect();
+            mirror.keys().copied().collect::<BTreeSet<_>>() == others
+                && mirror
+                    .iter()
+                    .all(|(member, (is_known, content))| *is_known && *content == self.nodes[member.0 as usize - 1].truth)
+        })
+    }
+}
+
+fn run(seed: u64, count: usize, steps: usize) -> World {
+    println!("seed {seed}, {count} brokers");
+    let mut world = World::new(seed, count);
+    for _ in 0..steps {
+        (0..world.random.random_range(0..4)).for_each(|_| world.disorder());
+        world.step();
+    }
+    // A line, and what there is besides.
+    (1..count).for_each(|node| world.link(node - 1, node));
+    let mut waited = 0;
+    while !world.is_agreed() {
+        world.step();
+        waited += 1;
+        assert!(waited < 3_000, "seed {seed}: no agreement");
+    }
+    world
+}
+
+#[test]
+fn in_the_end_everybody_knows_everything() {
+    let fresh: u64 = rand::random();
+    println!("fresh seeds from {fresh}");
+    let mut copies = 0;
+    for seed in (0..12).chain(fresh..fresh.saturating_add(4)) {
+        copies += run(seed, 3 + (seed % 4) as usize, 60).copies;
+    }
+    assert!(copies > 0, "nobody was ever away for so long that a copy was needed");
+}
+
+#[test]
+#[ignore = "long"]
+fn in_the_end_everybody_knows_everything_long() {
+    let fresh: u64 = rand::random();
+    println!("fresh seeds from {fresh}");
+    (fresh..fresh.saturating_add(300)).for_each(|seed| drop(run(seed, 3 + (seed % 10) as usize, 150)));
+}
+
+/// What is churned for ever takes no more than what there is, and a newcomer gets little more than that.
+#[test]
+fn a_register_does_not_grow_by_being_changed() {
+    let mut world = World::new(1, 3);
+    world.link(0, 1);
+    (0..2_000).for_each(|n| world.nodes[0].add(&format!("stays/{n}")));
+    for round in 0..200 {
+        (0..200).for_each(|n| world.nodes[0].add(&format!("comes/{round}/{n}/{}", "x".repeat(50))));
+        world.step();
+        (0..200).for_each(|n| world.nodes[0].remove(&format!("comes/{round}/{n}/{}", "x".repeat(50))));
+        world.step();
+    }
+    let churned = std::mem::take(&mut world.bytes);
+    world.link(1, 2);
+    let mut waited = 0;
+    while !world.is_agreed() {
+        world.step();
+        waited += 1;
+        assert!(waited < 1_000);
+    }
+    assert!(churned > 2_000_000 && world.bytes < 1_200_000, "{churned} bytes, then {}", world.bytes);
+}
+
+/// A broker that is dead is known until it leaves, also to those who come when it is dead; then to nobody, however often they meet.
+#[test]
+fn the_dead_are_known_until_they_leave_and_do_not_come_back() {
+    let mut world = World::new(1, 4);
+    world.link(0, 1);
+    (0..20).for_each(|_| world.step());
+    world.cut(0, 1);
+    world.now += MEMBER_TIMEOUT / 2;
+    world.link(1, 2);
+    (0..20).for_each(|_| world.step());
+    let knows = |world: &World, node: usize| world.nodes[node].mirror.0.lock().get(&id(0)).is_some_and(|(known, _)| *known);
+    assert!(knows(&world, 2), "a newcomer is told of the dead");
+    world.cut(1, 2);
+    world.now += MEMBER_TIMEOUT / 2 - Duration::from_secs(1);
+    world.link(1, 2);
+    world.link(2, 3);
+    (0..8).for_each(|_| world.step());
+    world.now += Duration::from_secs(2);
+    for _ in 0..5 {
+        world.step();
+        world.cut(1, 2);
+        world.link(1, 2);
+        world.link(1, 3);
+    }
+    assert!((1..4).all(|node| !knows(&world, node)));
+}
