@@ -195,10 +195,7 @@ impl Outbound {
 
     /// Gives out an identifier and puts a message of `bytes` in flight, to be sent at once. Call only with [`Self::has_room`].
     pub(super) fn send(&mut self, qos: QoS, bytes: usize, message: Option<Queued>) -> PacketId {
-        let serial = self.put_in_flight(qos, bytes, message);
-        if let Some(open) = self.inflight.back_mut() {
-            (open.counted, open.unsent) = (true, false);
-        }
+        let serial = self.put_in_flight(qos, bytes, message, true);
         self.counted += 1;
         self.resent += 1;
         packet_id(serial)
@@ -207,7 +204,7 @@ impl Outbound {
     /// Gives out an identifier, of which the serial number is returned, and puts the message in flight, to be sent when that is safe. Call only with
     /// [`Self::can_stage`].
     pub(super) fn stage(&mut self, queued: Queued) -> u64 {
-        self.put_in_flight(queued.qos, queued.message.bytes(), Some(queued))
+        self.put_in_flight(queued.qos, queued.message.bytes(), Some(queued), false)
     }
 
     /// Change `number` says what was staged last.
@@ -229,7 +226,7 @@ impl Outbound {
         serial
     }
 
-    fn put_in_flight(&mut self, qos: QoS, bytes: usize, message: Option<Queued>) -> u64 {
+    fn put_in_flight(&mut self, qos: QoS, bytes: usize, message: Option<Queued>, is_sent: bool) -> u64 {
         let serial = self.next_serial();
         self.issued = serial + 1;
         self.inflight_bytes += bytes;
@@ -242,8 +239,8 @@ impl Outbound {
             written: 0,
             qos,
             released: false,
-            unsent: true,
-            counted: false,
+            unsent: !is_sent,
+            counted: is_sent,
             bytes,
             message,
         });
@@ -261,7 +258,8 @@ impl Outbound {
 
     /// Where the message with this identifier stands, which must have come as far as this.
     fn position(&self, id: PacketId, released: bool) -> Option<usize> {
-        self.inflight.iter().position(|open| packet_id(open.serial) == id && open.released == released)
+        let is_meant = |open: &Inflight| packet_id(open.serial) == id && open.released == released;
+        if self.inflight.front().is_some_and(is_meant) { Some(0) } else { self.inflight.iter().position(is_meant) }
     }
 
     /// What an acknowledgement without a message of its kind means: nothing, or that the exchange under this identifier is another.
@@ -273,7 +271,8 @@ impl Outbound {
     }
 
     fn remove(&mut self, place: usize) -> Option<Order> {
-        let entry = self.inflight.remove(place)?;
+        // The same, but far cheaper.
+        let entry = if place == 0 { self.inflight.pop_front() } else { self.inflight.remove(place) }?;
         self.counted -= usize::from(entry.counted);
         self.inflight_bytes -= entry.bytes as usize;
         self.resent -= usize::from(place < self.resent);
