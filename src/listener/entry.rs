@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,16 +65,22 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Goes `way` in the time that it may take. Its memory is given back afterwards: it is longer than all that follows.
-    async fn within<T>(&self, way: impl Future<Output = Result<T, Refused>>) -> Result<T, Refused> {
-        let patience = self.handshake.patience;
-        let mut stop = self.stop.clone();
-        let mut way = Box::pin(tokio::time::timeout(patience, way));
-        tokio::select! {
-            biased;
-            done = &mut way => done.unwrap_or(Err(Refused::TooSlow(patience))),
-            _ = stop.wait_for(|stop| *stop) => Err(Refused::Stopping),
-        }
+    /// Goes `way` in the time that it may take. Its memory is given back afterwards: it is longer than all that follows. No `async fn`, for that would have
+    /// room for the way beside the box, as long as the connection lives.
+    fn within<'a, T: 'a>(
+        &'a self,
+        way: impl Future<Output = Result<T, Refused>> + 'a,
+    ) -> Pin<Box<impl Future<Output = Result<T, Refused>> + 'a>> {
+        Box::pin(async move {
+            let patience = self.handshake.patience;
+            let mut stop = self.stop.clone();
+            let way = pin!(tokio::time::timeout(patience, way));
+            tokio::select! {
+                biased;
+                done = way => done.unwrap_or(Err(Refused::TooSlow(patience))),
+                _ = stop.wait_for(|stop| *stop) => Err(Refused::Stopping),
+            }
+        })
     }
 
     /// MQTT as it is.
@@ -252,5 +259,33 @@ async fn read_header<S: AsyncRead + Unpin>(stream: &mut S, version: Version) -> 
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         bytes.extend_from_slice(piece.get(..count).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::session::Subscriber;
+
+    fn future_bytes<A, F: Future>(_: impl FnOnce(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each connection has one of these, idle or not.
+    #[test]
+    fn what_an_idle_client_takes_is_known() {
+        type Way = (Entry, TcpStream, Address);
+        let sizes = [
+            ("task", future_bytes(|(entry, stream, from): Way| entry.plain(stream, from)), 384),
+            ("task of TLS", future_bytes(|(entry, stream, from): Way| entry.tls(stream, from)), 384),
+            ("client", size_of::<Client<TcpStream>>(), 512),
+            ("subscriber", size_of::<Subscriber>(), 640),
+        ];
+        println!("{sizes:?}");
+        for (what, bytes, bytes_max) in sizes {
+            assert!(bytes <= bytes_max, "{what}: {bytes} bytes, {bytes_max} are planned");
+        }
     }
 }

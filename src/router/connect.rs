@@ -133,7 +133,7 @@ impl Router {
                 }
                 // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
                 // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
-                let old_will = state.will.take();
+                let old_will = state.will.take().map(|will| *will);
                 let gone = old_will.as_ref().and_then(|_| state.will_gone());
                 fired = match old_will {
                     Some(old_will) if !(resumed && delayed) => {
@@ -245,7 +245,7 @@ impl Router {
             SessionExpiry::Never => {}
         }
         if let Some(will) = fired {
-            self.publish_will(batch, subscriber, will, gone, now);
+            self.publish_will(batch, subscriber, *will, gone, now);
         }
     }
 
@@ -261,7 +261,7 @@ impl Router {
                     let gone = state.will_gone();
                     drop(state);
                     if let Some(will) = will {
-                        self.publish_will(batch, &subscriber, will, gone, now);
+                        self.publish_will(batch, &subscriber, *will, gone, now);
                     }
                 }
                 Due::Expiry => {
@@ -389,7 +389,7 @@ impl Router {
         if state.epoch != epoch || state.connected.is_some() {
             return None;
         }
-        let will = state.will.take();
+        let will = state.will.take().map(|will| *will);
         self.end(subscriber, state, writes);
         occupied.remove();
         self.metrics.sessions.change(-1);

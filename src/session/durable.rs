@@ -136,7 +136,7 @@ impl RestoredSession {
         }
         entries.into_iter().for_each(|(order, entry)| outbound.restore(order, entry));
         received.into_iter().for_each(|id| inbound.restore(id));
-        state.will = will;
+        state.will = will.map(Box::new);
         state.subscriptions_bytes = subscriptions.iter().map(|(filter, _)| filter.len() + SUBSCRIPTION_OVERHEAD_BYTES).sum();
         state.subscriptions = subscriptions.into_iter().collect();
         drop(state);

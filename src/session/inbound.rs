@@ -12,7 +12,7 @@ pub struct QuotaExceeded;
 /// Identifiers of QoS 2 messages that were received and not yet released. Empty, it owns no memory.
 #[derive(Debug, Default)]
 pub struct Inbound {
-    received: HashSet<PacketId, ahash::RandomState>,
+    received: Option<Box<HashSet<PacketId, ahash::RandomState>>>,
     /// How many were open when the present connection began: the quota counts anew with each (MQTT 5.0 section 4.9).
     carried: usize,
 }
@@ -23,35 +23,36 @@ impl Inbound {
     /// # Errors
     /// When `maximum` messages are open already.
     pub fn receive(&mut self, id: PacketId, maximum: usize) -> Result<bool, QuotaExceeded> {
-        if self.received.contains(&id) {
+        let received = self.received.get_or_insert_default();
+        if received.contains(&id) {
             return Ok(false);
         }
-        if self.received.len() >= maximum.saturating_add(self.carried) {
+        if received.len() >= maximum.saturating_add(self.carried) {
             return Err(QuotaExceeded);
         }
-        self.received.insert(id);
+        received.insert(id);
         Ok(true)
     }
 
     /// Whether the message with this identifier was received and not released.
     #[must_use]
     pub fn is_open(&self, id: PacketId) -> bool {
-        self.received.contains(&id)
+        self.received.as_ref().is_some_and(|received| received.contains(&id))
     }
 
     /// A new connection resumes the session.
     pub(super) fn resume(&mut self) {
-        self.carried = self.received.len();
+        self.carried = self.received.as_ref().map_or(0, |received| received.len());
     }
 
     /// A restarted broker has read that the identifier is open.
     pub(super) fn restore(&mut self, id: PacketId) {
-        self.received.insert(id);
+        self.received.get_or_insert_default().insert(id);
     }
 
     /// PUBREL arrived. Says whether the identifier was open (else PUBCOMP carries 0x92).
     pub fn release(&mut self, id: PacketId) -> bool {
-        self.received.remove(&id)
+        self.received.as_mut().is_some_and(|received| received.remove(&id))
     }
 }
 

@@ -8,9 +8,12 @@ use std::sync::{Arc, Weak};
 use super::message::StoredMessage;
 use super::subscriber::SubscriptionOptions;
 
-/// Subscriptions in their order, the first one's messages looked up already.
+/// Subscriptions in their order, the first one's messages looked up already. Empty, it owns no memory.
 #[derive(Debug, Default)]
-pub(crate) struct RetainedBacklog {
+pub(crate) struct RetainedBacklog(Option<Box<Waiting>>);
+
+#[derive(Debug, Default)]
+struct Waiting {
     /// Filters whose messages are to be looked up. May name some that are no longer in `options`.
     order: VecDeque<Box<str>>,
     options: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
@@ -27,37 +30,43 @@ struct Current {
 impl RetainedBacklog {
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
-        self.current.is_none() && self.options.is_empty()
+        self.0.as_ref().is_none_or(|waiting| waiting.is_empty())
     }
 
     /// All that matches `filter` is to be sent, from the beginning.
     pub(crate) fn add(&mut self, filter: &str, options: SubscriptionOptions) {
         self.remove(filter);
-        self.order.push_back(filter.into());
-        self.options.insert(filter.into(), options);
+        let waiting = self.0.get_or_insert_default();
+        waiting.order.push_back(filter.into());
+        waiting.options.insert(filter.into(), options);
     }
 
     /// Nothing more is to be sent for `filter`.
     pub(crate) fn remove(&mut self, filter: &str) {
-        self.options.remove(filter);
-        self.current.take_if(|current| *current.filter == *filter);
+        let Some(waiting) = &mut self.0 else { return };
+        waiting.options.remove(filter);
+        waiting.current.take_if(|current| *current.filter == *filter);
+        self.tidy();
     }
 
     /// The next message that is still there, and how it is to be sent. `None`: the next filter must be looked up first.
     pub(crate) fn next(&mut self) -> Option<(Arc<StoredMessage>, SubscriptionOptions)> {
-        let current = self.current.as_mut()?;
+        let waiting = self.0.as_mut()?;
+        let current = waiting.current.as_mut()?;
         let found = current.messages.find_map(|message| message.upgrade()).map(|message| (message, current.options.clone()));
         if found.is_none() {
-            self.current = None;
+            waiting.current = None;
+            self.tidy();
         }
         found
     }
 
     /// The next filter to look up.
     pub(crate) fn next_filter(&mut self) -> Option<(Box<str>, SubscriptionOptions)> {
+        let waiting = self.0.as_mut()?;
         loop {
-            let filter = self.order.pop_front()?;
-            if let Some(options) = self.options.remove(&filter) {
+            let filter = waiting.order.pop_front()?;
+            if let Some(options) = waiting.options.remove(&filter) {
                 return Some((filter, options));
             }
         }
@@ -66,7 +75,17 @@ impl RetainedBacklog {
     /// What was found for a filter from [`Self::next_filter`].
     pub(crate) fn found(&mut self, filter: Box<str>, options: SubscriptionOptions, messages: &[Arc<StoredMessage>]) {
         let messages: Vec<_> = messages.iter().map(Arc::downgrade).collect();
-        self.current = Some(Current { filter, options, messages: messages.into_iter() });
+        self.0.get_or_insert_default().current = Some(Current { filter, options, messages: messages.into_iter() });
+    }
+
+    fn tidy(&mut self) {
+        self.0.take_if(|waiting| waiting.is_empty());
+    }
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.current.is_none() && self.options.is_empty()
     }
 }
 
@@ -107,6 +126,7 @@ mod tests {
         assert_eq!(*backlog.next().unwrap().0.topic, *"a/1");
         assert!(!backlog.is_empty());
         assert!(backlog.next().is_none() && backlog.next_filter().is_none() && backlog.is_empty());
+        assert!(backlog.0.is_none(), "a session that is idle pays for it no more");
         backlog.add("c", options(QoS::AtMostOnce));
         let (filter, wanted) = backlog.next_filter().unwrap();
         backlog.found(filter, wanted, &[kept]);

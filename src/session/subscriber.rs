@@ -134,7 +134,7 @@ pub struct State {
     /// What they take, by [`crate::limits::SUBSCRIPTIONS_BYTES_MAX`].
     pub subscriptions_bytes: usize,
     /// Armed while connected, and through the delay afterwards.
-    pub will: Option<Will>,
+    pub will: Option<Box<Will>>,
     /// The will of a connection that was taken over: published when that connection is gone, unless it had said good-bye already.
     pub(crate) parting: Option<Box<Parting>>,
     /// What happens when the connection ends.
@@ -718,7 +718,7 @@ impl State {
         self.is_unread = false;
         self.connected = Some(connected);
         self.expiry = expiry;
-        self.will = will;
+        self.will = will.map(Box::new);
         self.outbox.reset();
         self.outbox.allow_aliases(connected.topic_alias_max);
         self.outbox.tail().extend_from_slice(connack);
@@ -730,7 +730,7 @@ impl State {
                 writes.push(Change::Ended(durable.session));
                 self.durable = None;
             }
-            Some(durable) => durable.connected(writes, expiry, self.epoch, self.will.as_ref()),
+            Some(durable) => durable.connected(writes, expiry, self.epoch, self.will.as_deref()),
             None => {}
         }
         self.epoch
