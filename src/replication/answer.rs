@@ -69,7 +69,7 @@ impl Answers {
         let frame = match answer {
             Answer::Here { body, age_ms } => Frame::Payloads { age_ms, first, body: body.into() },
             Answer::Gone => Frame::Gone(self.gone(key, first)),
-            Answer::InRing => self.from_ring(lane, key, first, now),
+            Answer::InRing => self.take_from_ring(lane, key, first, now),
         };
         Some((key, frame))
     }
@@ -85,7 +85,7 @@ impl Answers {
     }
 
     /// What is due of the block that has `first`.
-    fn from_ring(&mut self, lane: &Lane, key: StreamKey, first: u64, now: Instant) -> Frame {
+    fn take_from_ring(&mut self, lane: &Lane, key: StreamKey, first: u64, now: Instant) -> Frame {
         let block = lane.known_stream(&key).and_then(|stream| lane.block_of(&stream, first));
         let Some((block, Content::Messages(encoded))) = block.as_ref().map(|block| (block, &block.content)) else {
             return Frame::Nothing;
