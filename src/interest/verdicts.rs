@@ -92,6 +92,10 @@ mod tests {
     fn a_port_wants_what_somebody_behind_it_wants() {
         let interest = Interest::new(OWN, Rules::new(Mode::Interest, [("full/#".into(), Mode::Full)]));
         let (behind, mut verdicts) = (Behind::default(), Verdicts::default());
+        for member in [A, B] {
+            interest.change().join(member);
+            interest.change().know(member);
+        }
         let mut wants =
             |topic: &str, behind: &Behind| verdicts.want_everything(&interest, behind) || verdicts.wants(&interest, topic);
         interest.change().insert(A, "a/+");

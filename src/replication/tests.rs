@@ -1,6 +1,7 @@
 //! Two or three brokers whose lanes are joined by hand.
 
 mod durable;
+mod pull;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
@@ -20,6 +21,8 @@ struct Inbox {
     got: Vec<(String, Option<u32>)>,
     covered: Vec<(OriginLane, u64)>,
     flushes: usize,
+    /// Nobody here has subscribed to anything.
+    is_unwilling: bool,
 }
 
 impl Deliver for Inbox {
@@ -35,6 +38,10 @@ impl Deliver for Inbox {
         self.covered.push((stream, cover));
     }
 
+    fn wants(&mut self, _: &str) -> bool {
+        !self.is_unwilling
+    }
+
     fn flush(&mut self) {
         self.flushes += 1;
     }
@@ -45,6 +52,20 @@ struct CountWakes(AtomicUsize);
 impl Wake for CountWakes {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn config(id: u64) -> ReplicationConfig {
+    ReplicationConfig {
+        origin: BrokerId(id),
+        log: LogId(100 + id),
+        lanes_per_class: LANES_PER_CLASS,
+        ring_blocks: RING_BLOCKS,
+        ring_bytes: 1 << 20,
+        ring_age: Duration::from_secs(60),
+        slows_publishers: true,
+        hop_max: 255,
+        message_bytes_max: 1_000,
     }
 }
 
@@ -60,17 +81,7 @@ impl Broker {
     }
 
     fn with(id: u64, now: Instant, change: impl FnOnce(&mut ReplicationConfig)) -> Self {
-        let mut config = ReplicationConfig {
-            origin: BrokerId(id),
-            log: LogId(100 + id),
-            lanes_per_class: LANES_PER_CLASS,
-            ring_blocks: RING_BLOCKS,
-            ring_bytes: 1 << 20,
-            ring_age: Duration::from_secs(60),
-            slows_publishers: true,
-            hop_max: 255,
-            message_bytes_max: 1_000,
-        };
+        let mut config = config(id);
         change(&mut config);
         Self { replication: Replication::new(config, now), batch: LocalBatch::new(), inbox: Inbox::default() }
     }

@@ -1,0 +1,104 @@
+//! Messages that were left out on the way and are wanted after all.
+
+use super::*;
+use crate::shared::register::Follow;
+
+/// A member that wants nothing.
+const NOBODY: BrokerId = BrokerId(900);
+
+/// A broker that knows of nobody who wants anything.
+fn broker(id: u64, ring_blocks: usize, now: Instant) -> Broker {
+    let interest = Interest::new(BrokerId(id), Rules::new(Mode::Interest, []));
+    interest.joined(NOBODY);
+    interest.known(NOBODY);
+    let config = ReplicationConfig { ring_blocks, ..config(id) };
+    let replication = Replication::with_interest(config, Arc::new(interest), now);
+    Broker { replication, batch: LocalBatch::new(), inbox: Inbox::default() }
+}
+
+/// Opens the link of a child and its parent.
+fn open(number: u64, (up, child): (&mut End, &mut Broker), (down, parent): (&mut End, &mut Broker), now: Instant) {
+    let mark = mark(number, child.replication.config.origin.0);
+    up.port.open(&mark, now);
+    flow(up, down, parent, now).unwrap();
+    down.port.answer(&mark, now);
+    flow(down, up, child, now).unwrap();
+}
+
+/// A parent that publishes, and a child that wants it and is told of only what comes after the first message.
+fn first_left_out(ring_blocks: usize, now: Instant) -> Pair {
+    let mut pair = Pair::new(Broker::new(1, now), broker(2, ring_blocks, now));
+    pair.open(now);
+    pair.down.port.set_behind(Some(vec![NOBODY]));
+    pair.parent.publish_all(&["1"], now);
+    pair.flow_down(now).unwrap();
+    pair.down.port.set_behind(None);
+    for payload in ["2", "3", "4", "5", "6"] {
+        pair.parent.publish_all(&[payload], now);
+        pair.flow_down(now).unwrap();
+    }
+    assert!(pair.child.got().is_empty(), "they wait behind the first");
+    assert_eq!((pair.parent.counters().stubs_sent.value(), pair.child.counters().pulls_sent.value()), (1, 1));
+    pair
+}
+
+#[test]
+fn who_has_only_the_stub_passes_the_question_on_and_keeps_the_answer() {
+    let now = start();
+    let (mut a, mut b, mut c, mut d) =
+        (broker(1, RING_BLOCKS, now), broker(2, RING_BLOCKS, now), broker(3, RING_BLOCKS, now), broker(4, RING_BLOCKS, now));
+    b.inbox.is_unwilling = true;
+    let (mut ba, mut ab) = (End::new(&b, 1, 1), End::new(&a, 2, 1));
+    let (mut cb, mut bc) = (End::new(&c, 2, 2), End::new(&b, 3, 2));
+    open(1, (&mut ba, &mut b), (&mut ab, &mut a), now);
+    open(1, (&mut cb, &mut c), (&mut bc, &mut b), now);
+    ab.port.set_behind(Some(vec![NOBODY]));
+    a.publish_all(&["1", "2"], now);
+    flow(&ab, &mut ba, &mut b, now).unwrap();
+    ab.port.set_behind(None);
+    a.publish_all(&["3"], now);
+    flow(&ab, &mut ba, &mut b, now).unwrap();
+    flow(&bc, &mut cb, &mut c, now).unwrap();
+    assert!(c.got().is_empty());
+    flow(&cb, &mut bc, &mut b, now).unwrap();
+    flow(&ba, &mut ab, &mut a, now).unwrap();
+    flow(&ab, &mut ba, &mut b, now).unwrap();
+    flow(&bc, &mut cb, &mut c, now).unwrap();
+    assert_eq!(c.got(), ["1", "2", "3"]);
+    let counted = |broker: &Broker| {
+        let Counters { pulls_sent, payloads_received, payloads_lost, .. } = broker.counters();
+        [pulls_sent, payloads_received, payloads_lost].map(|counter| counter.value())
+    };
+    assert_eq!([counted(&a), counted(&b), counted(&c)], [[0, 0, 0], [2, 2, 0], [2, 2, 0]]);
+
+    let (mut db, mut bd) = (End::new(&d, 2, 3), End::new(&b, 4, 3));
+    open(1, (&mut db, &mut d), (&mut bd, &mut b), now);
+    flow(&bd, &mut db, &mut d, now).unwrap();
+    assert_eq!((d.got(), counted(&d)), (vec!["1", "2", "3"], [0, 0, 0]), "whole, without a question");
+}
+
+#[test]
+fn what_the_origin_no_longer_has_is_counted_and_waited_for_no_longer() {
+    let now = start();
+    let mut pair = first_left_out(4, now);
+    pair.flow_up(now).unwrap();
+    pair.flow_down(now).unwrap();
+    assert_eq!(pair.child.got(), ["2", "3", "4", "5", "6"]);
+    assert_eq!(pair.child.counters().payloads_lost.value(), 1);
+}
+
+#[test]
+fn a_question_is_repeated_and_given_up_in_time() {
+    let now = start();
+    let mut pair = first_left_out(RING_BLOCKS, now);
+    let patience = Duration::from_secs(10);
+    let mut repeat = |pair: &mut Pair, seconds: u64| {
+        let at = now + Duration::from_secs(seconds);
+        pair.child.replication.repeat_pulls(patience, at, &mut pair.child.inbox);
+        (pair.child.got().len(), pair.child.counters().pulls_sent.value(), pair.child.counters().payloads_lost.value())
+    };
+    assert_eq!(repeat(&mut pair, 1), (0, 2, 0));
+    assert_eq!(repeat(&mut pair, 9), (0, 3, 0));
+    assert_eq!(repeat(&mut pair, 10), (5, 3, 1));
+    assert_eq!(repeat(&mut pair, 11), (5, 3, 1));
+}
