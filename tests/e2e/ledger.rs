@@ -114,11 +114,12 @@ struct MeshPath {
 
 /// Brokers, the paths between them, and what is to happen to both.
 struct Lab {
-    site: Site,
     members: Vec<Member>,
     paths: Vec<MeshPath>,
     /// By moment and order.
     ahead: BTreeMap<(Instant, usize), Step>,
+    /// The last, for the others have files in it.
+    site: Site,
 }
 
 /// A port that is free and that nothing gets by itself, so that a broker finds its own again after it was dead.
@@ -342,7 +343,12 @@ fn begin(plan: MeshPlan) -> MeshRun {
     let run = MeshRun::start(plan).unwrap();
     let joined = Instant::now() + PATIENCE;
     while !run.is_joined() {
-        assert!(Instant::now() < joined, "not everybody hears everybody: {}", run.account());
+        if Instant::now() > joined {
+            let account = run.account();
+            let silent = account.flows.iter().filter(|flow| flow.delivered == 0);
+            let pairs: Vec<_> = silent.map(|flow| (flow.publisher, flow.subscriber)).collect();
+            panic!("not everybody hears everybody, publisher to subscriber: {pairs:?}\n{account}");
+        }
         thread::sleep(Duration::from_millis(10));
     }
     run.open_books();
