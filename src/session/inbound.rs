@@ -12,6 +12,7 @@ pub struct QuotaExceeded;
 /// Identifiers of QoS 2 messages that were received and not yet released. Empty, it owns no memory.
 #[derive(Debug, Default)]
 pub struct Inbound {
+    #[expect(clippy::box_collection, reason = "nearly no session has any, and each would have room for the set's head")]
     received: Option<Box<HashSet<PacketId, ahash::RandomState>>>,
     /// How many were open when the present connection began: the quota counts anew with each (MQTT 5.0 section 4.9).
     carried: usize,
