@@ -222,10 +222,11 @@ impl World {
                 if is_up && !self.ends.contains_key(&(one, other)) {
                     self.links_made += 1;
                     self.ends.insert((one, other), End { sync: RetainedSync::new(self.links_made), coming: VecDeque::new() });
-                } else if !is_up && let Some(mut end) = self.ends.remove(&(one, other)) {
-                    if let Some(life) = &self.lives[one] {
-                        end.sync.end(&*life.router);
-                    }
+                } else if !is_up
+                    && let Some(mut end) = self.ends.remove(&(one, other))
+                    && let Some(life) = &self.lives[one]
+                {
+                    end.sync.end(&*life.router);
                 }
             }
         }
@@ -236,7 +237,8 @@ impl World {
         for (one, other) in keys {
             let router = Arc::clone(&self.lives[one].as_ref().unwrap().router);
             let end = self.ends.get_mut(&(one, other)).unwrap();
-            while let Some((_, bytes)) = end.coming.pop_front_if(|(due, _)| *due <= self.now) {
+            while end.coming.front().is_some_and(|(due, _)| *due <= self.now) {
+                let (_, bytes) = end.coming.pop_front().unwrap();
                 let mut rest = bytes.as_slice();
                 while let Some((frame, length)) = bulk::decode(rest, 1 << 20).unwrap() {
                     end.sync.receive(&frame, &*router, self.now).unwrap();
