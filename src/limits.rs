@@ -247,21 +247,6 @@ pub const REGISTER_ON_THE_WAY_BYTES: usize = 128 * 1024;
 /// Filters of one broker that are told one by one; with more of them it wants every topic.
 pub const REGISTER_FILTERS_MAX: usize = 1_000_000;
 
-// Sessions that go from broker to broker.
-
-/// Letters that wait to be sent, or to be read, bytes.
-pub const POST_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// One letter, bytes.
-pub const LETTER_BYTES_MAX: usize = 192 * 1024;
-/// Part of a session in one letter, bytes.
-pub const HANDOVER_PAGE_BYTES: usize = 32 * 1024;
-/// Parts of one session that are on their way at once.
-pub const HANDOVER_PAGES_AT_ONCE: usize = 4;
-/// One session, bytes.
-pub const HANDOVER_BYTES_MAX: usize = 256 * 1024 * 1024;
-
-const _: () =
-    assert!(LETTER_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX && HANDOVER_PAGE_BYTES < LETTER_BYTES_MAX / 2);
 const _: () = assert!(REGISTER_DELTA_BYTES + 64 * 1024 + 128 < REGISTER_DELTA_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX);
 const _: () = assert!(REGISTER_HAVES_MAX >= BROKERS_MAX && REGISTER_HAVES_MAX * 48 < CONTROL_FRAME_BYTES_MAX);

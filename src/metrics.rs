@@ -181,14 +181,6 @@ pub struct Metrics {
     pub sessions: Gauge,
     /// Sessions that ended because their expiry was over.
     pub sessions_expired: Counter,
-    /// Sessions that ended because another broker of the mesh claimed them.
-    pub sessions_yielded: Counter,
-    /// Sessions that went to another broker of the mesh with all that was in them.
-    pub sessions_handed_over: Counter,
-    /// Sessions that came from another broker.
-    pub sessions_fetched: Counter,
-    /// Sessions that another broker has, or had, and did not hand over: their clients got new ones, or lack what was published last.
-    pub sessions_not_fetched: Counter,
     /// Subscriptions of all sessions.
     pub subscriptions: Gauge,
     /// Shared ones among them.
@@ -305,10 +297,6 @@ impl Metrics {
             gauge("handshakes", "Connections of which no whole CONNECT is there yet", &self.handshakes),
             gauge("sessions", "Sessions kept, connected or not", &self.sessions),
             counter("sessions_expired", "Sessions that ended because their expiry was over", &self.sessions_expired),
-            counter("sessions_yielded", "Sessions that ended because another broker claimed them", &self.sessions_yielded),
-            counter("sessions_handed_over", "Sessions that went to another broker", &self.sessions_handed_over),
-            counter("sessions_fetched", "Sessions that came from another broker", &self.sessions_fetched),
-            counter("sessions_not_fetched", "Sessions that another broker did not hand over", &self.sessions_not_fetched),
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
             gauge("shared_subscriptions", "Shared subscriptions of all sessions", &self.shared_subscriptions),
             counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, AdminError, Readiness, View};
 use crate::codec::ReasonCode;
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
-use crate::connection::{self, Logins, Meter, Rates, Terms};
+use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId, OriginLane};
 use crate::interest::{Echoes, Interest, Mode, Rules};
 use crate::limits;
@@ -30,7 +30,7 @@ use crate::router::{Batch, LinkDelivery, MeshCounts, RetainedStore, Router, Rout
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::{Follow, Registers};
 use crate::shared::retained::RetainedCopies;
-use crate::shared::{Post, StampClock, Topology};
+use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
 
@@ -38,10 +38,6 @@ use crate::{clock, memory, resources, sys, task};
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
 /// Between two looks whether the store has ended.
 const STORE_END_INTERVAL: Duration = Duration::from_millis(2);
-/// While sessions are on their way it is looked so often what can go on.
-const MOVES_INTERVAL: Duration = Duration::from_millis(5);
-/// See [`MOVES_INTERVAL`].
-const MOVES_INTERVAL_IDLE: Duration = Duration::from_millis(250);
 /// Retained messages and ring blocks that have expired are freed at least this often.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -176,8 +172,6 @@ impl Server {
             Registers::new(own, mesh.member_timeout, limits::REGISTER_FILTERS_MAX)
         });
         registers.iter().for_each(|registers| router.join_registers(Arc::clone(registers)));
-        let post = Arc::<Post>::default();
-        router.join_post(Arc::clone(&post));
         let (store, log) = match (opened, journal) {
             (Some(opened), Some(journal)) => {
                 let (store, log) = restore(&router, &policies, opened.start(journal)?);
@@ -194,7 +188,7 @@ impl Server {
         let mqtt = bound.iter().map(|bound| bound.address().clone()).collect();
         let doors = bound.iter().map(listener::Listener::door).collect();
         let mesh = match config.mesh.as_ref().zip(registers) {
-            Some((mesh, registers)) => Some(start_mesh(config, mesh, credentials, &router, registers, Arc::clone(&post), log)?),
+            Some((mesh, registers)) => Some(start_mesh(config, mesh, credentials, &router, registers, log)?),
             None => {
                 forget_log(&router, &log);
                 None
@@ -225,8 +219,6 @@ impl Server {
         let memory = memory_limit.map(|limit| task::spawn("memory", memory::watch(Arc::clone(&router), limit)));
         let mut sys = Vec::new();
         if let Some(mesh) = &parts.mesh {
-            sys.push(task::spawn("claims", follow_claims(Arc::clone(&router))));
-            sys.push(task::spawn("moves", move_sessions(Arc::clone(&router), Arc::clone(&post))));
             sys.push(task::spawn("sys", sys::run(Arc::clone(&router), mesh.watcher())));
         }
         if config.sys_interval > 0 {
@@ -522,7 +514,6 @@ fn start_mesh(
     credentials: Option<Credentials>,
     router: &Arc<Router>,
     registers: Arc<Registers>,
-    post: Arc<Post>,
     log: RestoredLog,
 ) -> Result<MeshHandle, StartError> {
     let credentials = credentials.map_or_else(|| Credentials::load(mesh), Ok)?;
@@ -554,8 +545,7 @@ fn start_mesh(
         Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
-    let handle =
-        mesh::start(setup, Arc::clone(&replication), registers, post, deliver, Arc::clone(router) as Arc<dyn RetainedCopies>)?;
+    let handle = mesh::start(setup, Arc::clone(&replication), registers, deliver, Arc::clone(router) as Arc<dyn RetainedCopies>)?;
     router.join_mesh(replication);
     Ok(handle)
 }
@@ -631,36 +621,6 @@ async fn run_timer(router: Arc<Router>) {
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
         sleep_until_due(&router, now + SWEEP_INTERVAL).await;
-    }
-}
-
-/// Hands sessions over to other brokers, and fetches them from there.
-async fn move_sessions(router: Arc<Router>, post: Arc<Post>) {
-    let mut batch = Batch::default();
-    loop {
-        let pause = if router.has_moves() { MOVES_INTERVAL } else { MOVES_INTERVAL_IDLE };
-        // A quiet moment is over, or there is something to read.
-        let read = tokio::time::timeout(pause, poll_fn(|cx| post.poll_received(cx))).await;
-        if let Some(client) = read.as_ref().ok().and_then(Router::client_asked_for) {
-            connection::await_predecessor(client, &router).await;
-        }
-        let now = clock::now();
-        if let Ok(letter) = read {
-            router.read_letter(&mut batch, &letter, now);
-        }
-        router.drive_moves(&mut batch, now);
-        router.finish(&mut batch, now);
-    }
-}
-
-/// Gives up sessions that other brokers claim.
-async fn follow_claims(router: Arc<Router>) {
-    let mut batch = Batch::default();
-    loop {
-        poll_fn(|cx| router.poll_claims(cx)).await;
-        let now = clock::now();
-        router.yield_sessions(&mut batch, now);
-        router.finish(&mut batch, now);
     }
 }
 

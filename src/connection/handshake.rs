@@ -1,7 +1,6 @@
 //! The first packet of a connection: CONNECT, and what it is answered (MQTT 5.0 sections 3.1, 3.2); between the two, what an Authentication
 //! Method has to say (section 4.12).
 
-use std::future::poll_fn;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,11 +116,6 @@ where
     let proven = guest.authenticate(&policy).await;
     let proven = proven.inspect_err(|_| router.metrics().logins_refused.add(1))?;
     let pipelined = guest.rest;
-    // Another broker's to begin with: it comes first.
-    let access = policy.admit(&proven.identity);
-    if router.fetch_session(connect.client_id, connect.clean_start, Some(access), clock::now()) {
-        poll_fn(|context| router.poll_fetched(connect.client_id, context)).await;
-    }
     await_predecessor(connect.client_id, router).await;
     let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
     // The rules may have changed while the password was looked at, and those who were in by then have been judged.
@@ -138,7 +132,7 @@ where
 
 /// Lets the client's older connection, if there is one, be served first: what the client sent there before it came here is to be heard before it, be
 /// it a good-bye.
-pub async fn await_predecessor(client_id: &str, router: &Router) {
+async fn await_predecessor(client_id: &str, router: &Router) {
     for _ in 0..PREDECESSOR_TURNS {
         if !router.is_connected(client_id) {
             return;

@@ -136,13 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             };
         }
         if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
-            let mut state = self.connection.subscriber.lock();
-            // What it has received is known where the session has gone: there it is sent again.
-            if state.ended {
-                return Err(Fault::Close(ReasonCode::SessionTakenOver));
-            }
-            let received = state.receive(scratch.batch.writes(), id, self.inbound_maximum());
-            drop(state);
+            let received = self.connection.subscriber.lock().receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
                 Ok(true) => {}
                 Ok(false) => return self.acknowledge(publish.qos, id, ReasonCode::Success, scratch),

@@ -11,7 +11,7 @@ use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, spli
 use crate::ids::{BrokerId, Incarnation, LaneId, TreeId};
 use crate::limits::{
     BROKERS_MAX, CERTIFICATE_CHAIN_BYTES_MAX, CERTIFICATE_SLOTS, CONTROL_FRAME_BYTES_MAX, HELLO_TIME_MAX, LANES_MAX,
-    LETTER_BYTES_MAX, RECORD_BYTES_MAX, REGISTER_DELTA_BYTES_MAX, SIGNATURE_BYTES_MAX,
+    RECORD_BYTES_MAX, REGISTER_DELTA_BYTES_MAX, SIGNATURE_BYTES_MAX,
 };
 use crate::stp::Bpdu;
 
@@ -33,7 +33,6 @@ const REGISTER_DELTA: u8 = 10;
 const REGISTER_HAVE: u8 = 11;
 const REGISTER_WANT: u8 = 12;
 const REGISTER_END: u8 = 13;
-const LETTER: u8 = 17;
 const BEHIND: u8 = 14;
 
 const REQUEST_EPOCH: u8 = 1;
@@ -192,15 +191,6 @@ pub enum ControlFrame<'a> {
         /// `None`: the sender does not know yet.
         members: Option<Members<'a>>,
     },
-    /// What one broker says to exactly one other.
-    Letter {
-        /// Over so many links it may go on.
-        hops: u8,
-        /// Of who wrote it.
-        seal: Seal<'a>,
-        /// Writer, receiver, and what it says.
-        letter: &'a [u8],
-    },
     /// A frame of a newer version: to be skipped.
     Unknown,
 }
@@ -277,11 +267,6 @@ impl<'a> ControlFrame<'a> {
                 out.push(page.map_or(0, |last| 1 + u8::from(last)));
                 out.extend_from_slice(entries);
             }),
-            Self::Letter { hops, seal, letter } => put_frame(out, LETTER, |out| {
-                out.push(*hops);
-                seal.encode(out);
-                out.extend_from_slice(letter);
-            }),
             Self::Behind { members } => put_frame(out, BEHIND, |out| {
                 out.push(u8::from(members.is_some()));
                 out.extend_from_slice(members.map_or(&[], |members| members.bytes));
@@ -345,10 +330,6 @@ impl<'a> ControlFrame<'a> {
                 },
                 entries: take_rest(&mut reader, CONTROL_FRAME_BYTES_MAX, "page length")?,
             },
-            LETTER => {
-                let (hops, seal) = (reader.byte("hops")?, Seal::decode(&mut reader)?);
-                Self::Letter { hops, seal, letter: take_rest(&mut reader, LETTER_BYTES_MAX, "letter length")? }
-            }
             BEHIND => Self::Behind { members: read_members(&mut reader)? },
             _ => return Ok(Some((Self::Unknown, length))),
         };
@@ -536,7 +517,7 @@ mod tests {
         hello_ms: 100,
     };
 
-    fn examples() -> [ControlFrame<'static>; 18] {
+    fn examples() -> [ControlFrame<'static>; 17] {
         let root = RootClaim { priority: 32_768, capacity: 3, id: BrokerId(u64::MAX), incarnation: Incarnation(1_700_000_000_000) };
         let bpdu = Bpdu {
             number: 300,
@@ -578,7 +559,6 @@ mod tests {
                 page: Some(true),
                 entries: b"entries",
             },
-            ControlFrame::Letter { hops: 3, seal, letter: b"letter" },
             ControlFrame::Behind { members: None },
             ControlFrame::Behind { members: Some(Members { bytes: &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2] }) },
         ]

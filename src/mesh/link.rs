@@ -62,7 +62,6 @@ pub(super) enum Event {
     LanesClosed { port: PortId, number: OpenNumber },
     Record { port: PortId, wire: Bytes, seal: OwnedSeal },
     Register { port: PortId, word: RegisterWord },
-    Letter { port: PortId, hops: u8, wire: Bytes, seal: OwnedSeal },
     Behind { port: PortId, members: Told },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
@@ -398,10 +397,6 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                     let mode = if copy { DeltaMode::Copy } else { DeltaMode::Next };
                     let word = RegisterWord::Delta { mode, wire: Bytes::copy_from_slice(delta), seal: OwnedSeal::new(&seal) };
                     link.tell(Event::Register { port: link.id, word }).await;
-                }
-                ControlFrame::Letter { hops, seal, letter } => {
-                    let (wire, seal) = (Bytes::copy_from_slice(letter), OwnedSeal::new(&seal));
-                    link.tell(Event::Letter { port: link.id, hops, wire, seal }).await;
                 }
                 ControlFrame::RegisterHave { list } => {
                     let word = RegisterWord::Have(Have::decode_all(list)?);

@@ -40,7 +40,7 @@ use crate::ids::{BrokerId, RootClaim};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
 use crate::shared::retained::RetainedCopies;
-use crate::shared::{Post, Records, Topology};
+use crate::shared::{Records, Topology};
 use crate::stp::StpConfig;
 use crate::{clock, task};
 
@@ -262,7 +262,6 @@ pub fn start(
     config: MeshConfig,
     replication: Arc<Replication>,
     registers: Arc<Registers>,
-    post: Arc<Post>,
     deliver: DeliverFactory,
     retained: Arc<dyn RetainedCopies>,
 ) -> Result<MeshHandle, MeshError> {
@@ -311,7 +310,6 @@ pub fn start(
         pull_timeout: config.mesh.pull_timeout,
         replication: Arc::clone(&replication),
         registers,
-        post,
     };
     let (proposals, proposals_out) = mpsc::channel(PROPOSALS_MAX);
     let (stop, stop_out) = watch::channel(Stop::No);

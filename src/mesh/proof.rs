@@ -35,7 +35,6 @@ use crate::shared::Signature;
 const CLAIM: &[u8] = b"mqtt-st-quic root claim v1\0";
 const RECORD: &[u8] = b"mqtt-st-quic broker record v1\0";
 const DELTA: &[u8] = b"mqtt-st-quic register delta v1\0";
-const LETTER: &[u8] = b"mqtt-st-quic letter v1\0";
 
 /// For so long a certificate that is not admitted is not judged again: it may not be valid yet.
 const OBJECTION_LIFE: Duration = Duration::from_secs(5);
@@ -105,8 +104,6 @@ pub(super) enum Statement<'a> {
     Record(&'a [u8]),
     /// A delta of its register, as it travels.
     Delta(&'a [u8]),
-    /// A letter to another broker, as it travels.
-    Letter(&'a [u8]),
 }
 
 impl Statement<'_> {
@@ -116,12 +113,11 @@ impl Statement<'_> {
             Self::Claim(_) => CLAIM,
             Self::Record(_) => RECORD,
             Self::Delta(_) => DELTA,
-            Self::Letter(_) => LETTER,
         });
         put_block(&mut message, mesh.as_bytes());
         match self {
             Self::Claim(tree) => put_tree(&mut message, tree),
-            Self::Record(word) | Self::Delta(word) | Self::Letter(word) => message.extend_from_slice(word),
+            Self::Record(word) | Self::Delta(word) => message.extend_from_slice(word),
         }
         message
     }

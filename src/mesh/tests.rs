@@ -177,9 +177,7 @@ impl<'a> Plan<'a> {
         let inbox = Inbox::default();
         let deliver = inbox.clone();
         let factory: DeliverFactory = Arc::new(move || Box::new(deliver.clone()));
-        let handle =
-            super::start(config, Arc::clone(&replication), Arc::clone(&registers), Arc::default(), factory, Arc::new(Nothing))
-                .unwrap();
+        let handle = super::start(config, Arc::clone(&replication), Arc::clone(&registers), factory, Arc::new(Nothing)).unwrap();
         let batch = Mutex::new(LocalBatch::new());
         Broker { handle, replication, registers, inbox, batch, dir }
     }
@@ -376,9 +374,7 @@ async fn a_name_is_looked_up_and_this_broker_finds_itself_there() {
     (config.mesh.discovery, config.mesh.peers) = (vec![Discovery::Dns], vec![name]);
     let replication = Arc::clone(&a.replication);
     let registers = Registers::new(BrokerId::derive("m", "b"), Duration::from_secs(900), limits::REGISTER_FILTERS_MAX);
-    let b =
-        super::start(config, replication, registers, Arc::default(), Arc::new(|| Box::new(Inbox::default())), Arc::new(Nothing))
-            .unwrap();
+    let b = super::start(config, replication, registers, Arc::new(|| Box::new(Inbox::default())), Arc::new(Nothing)).unwrap();
     until("a link", || (b.links().len() == 1).then_some(())).await;
     b.shutdown().await;
 }
@@ -393,7 +389,7 @@ async fn what_does_not_fit_together_is_named_at_start() {
         let mut config = plan.config(plan.credentials(&authority), &dir);
         (config.mesh.name, config.name, config.mesh.listen) = (mesh_name.to_owned(), name.to_owned(), listen);
         let deliver: DeliverFactory = Arc::new(|| Box::new(Inbox::default()));
-        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), Arc::default(), deliver, Arc::new(Nothing))
+        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), deliver, Arc::new(Nothing))
             .unwrap_err()
             .to_string()
     };

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 
 use super::Replication;
-use super::quiesce::Shared;
 use crate::codec::QoS;
 use crate::frame::lane::{MeshMessage, put_message};
 use crate::limits::{BLOCK_BYTES, BLOCK_MESSAGES_MAX};
@@ -17,10 +16,6 @@ const KEPT_BYTES_MAX: usize = 4 * BLOCK_BYTES;
 pub struct LocalBatch {
     /// One a lane, as far as a lane was ever used.
     builders: Vec<Builder>,
-    /// From its first message on, until they are in the rings.
-    shared: Option<Shared>,
-    /// Of [`super::Quiesce`].
-    shard: Option<usize>,
 }
 
 /// The block that is being built for one lane, and those that became full before it.
@@ -49,20 +44,6 @@ impl LocalBatch {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// To be called before the first message of the batch is delivered to local sessions: from then on until [`Replication::publish`] nobody is
-    /// [exclusive](super::Quiesce::exclusively).
-    pub fn enter(&mut self, replication: &Replication) {
-        if self.shared.is_none() {
-            let shard = *self.shard.get_or_insert_with(|| replication.quiesce.shard());
-            self.shared = Some(replication.quiesce.enter(shard));
-        }
-    }
-
-    /// All of it is in the rings.
-    pub(super) fn leave(&mut self) {
-        self.shared = None;
     }
 
     /// Adds a message; it is copied. Order within a topic and QoS class is the order of pushing.

@@ -86,8 +86,6 @@ pub(super) struct Lane {
     pub(super) ring: Ring<Block>,
     /// What this broker's own clients publish.
     pub(super) own: Arc<Stream>,
-    /// The last id that they were given; 0: none yet.
-    own_last: AtomicU64,
     /// All others, by origin and log.
     streams: RwLock<BTreeMap<StreamKey, Arc<Stream>>>,
     /// Replaced when a port comes or goes, read by every publish.
@@ -129,7 +127,6 @@ impl Lane {
             reliable,
             ring,
             own: Arc::new(Stream::new(own, 0, now)),
-            own_last: AtomicU64::new(0),
             streams: RwLock::default(),
             cursors: ArcSwap::default(),
             started_at: now,
@@ -156,7 +153,6 @@ impl Lane {
             let (stream, position) = (Arc::clone(&self.own), self.ring.claim());
             let content = Content::Messages(body);
             log.claimed(position);
-            self.own_last.fetch_max(last, Ordering::AcqRel);
             self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content });
             self.own.appended((last, position), 0, self.ring.tail());
         }
@@ -236,7 +232,6 @@ impl Lane {
             writes.push(Change::Logged(Logged { lane, first, last, published: now, body }));
         }
         let (stream, content) = (Arc::clone(&self.own), Content::Messages(body));
-        self.own_last.fetch_max(last, Ordering::AcqRel);
         self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms: 0, appended_at: now, safe, content });
     }
 
@@ -327,14 +322,6 @@ impl Lane {
     /// Whether anything is known of an origin-lane.
     pub(super) fn knows(&self, key: &StreamKey) -> bool {
         *key == self.own.key() || self.streams.read().get(key).is_some_and(|stream| stream.cover() > 0)
-    }
-
-    /// Up to where sessions here have been given everything.
-    pub(super) fn delivered(&self) -> Vec<(OriginLane, u64)> {
-        let own = (self.own.id(), self.own_last.load(Ordering::Acquire));
-        let streams = self.streams.read();
-        let others = streams.values().map(|stream| (stream.id(), stream.delivered_of(stream.cover()).max(stream.dealt_with())));
-        others.chain([own]).collect()
     }
 
     /// Everything known, for an OPEN.

@@ -41,13 +41,11 @@ mod answer;
 mod batch;
 mod block;
 mod counters;
-mod cut;
 mod gate;
 mod lane;
 mod own;
 mod port;
 mod pull;
-mod quiesce;
 mod receiver;
 mod ring;
 mod sync;
@@ -58,9 +56,7 @@ mod want;
 
 pub use batch::LocalBatch;
 pub use counters::Counters;
-pub use cut::Covers;
 pub use port::{LaneBatch, Port, PortLane};
-pub use quiesce::Quiesce;
 pub use receiver::{LaneEvent, LaneReceiver};
 
 pub use crate::frame::lane::MeshMessage;
@@ -197,7 +193,6 @@ pub struct Replication {
     counters: Counters,
     topic_hash: ahash::RandomState,
     interest: Arc<Interest>,
-    quiesce: Arc<Quiesce>,
 }
 
 /// A task that waits until the replication is not [lagging](Replication::lagging).
@@ -300,15 +295,7 @@ impl Replication {
 
     fn of(config: ReplicationConfig, lanes: Box<[Lane]>, interest: Arc<Interest>) -> Arc<Self> {
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
-        Arc::new(Self {
-            config,
-            lanes,
-            gate: Gate::default(),
-            counters: Counters::default(),
-            topic_hash,
-            interest,
-            quiesce: Arc::default(),
-        })
+        Arc::new(Self { config, lanes, gate: Gate::default(), counters: Counters::default(), topic_hash, interest })
     }
 
     /// Whether what local clients publish at QoS 1 and 2 is written down before it is acknowledged.
@@ -321,12 +308,6 @@ impl Replication {
     #[must_use]
     pub fn lanes(&self) -> u8 {
         2 * self.config.lanes_per_class
-    }
-
-    /// A moment in which sessions and rings say the same.
-    #[must_use]
-    pub fn quiesce(&self) -> &Quiesce {
-        &self.quiesce
     }
 
     /// What other brokers want.
@@ -362,7 +343,6 @@ impl Replication {
             }
             lane.wake();
         }
-        batch.leave();
     }
 
     /// Whether a live cursor of a QoS 1 or 2 lane lags by half its ring: then acknowledgements to local publishers wait.
@@ -397,7 +377,6 @@ impl Replication {
     /// Asks neighbours once more for all messages that are waited for here, and gives up those that were waited for in vain for longer than
     /// `patience`: what waits behind them goes to `deliver`. To be called once in [`PULL_REPEAT`](crate::limits::PULL_REPEAT).
     pub fn repeat_pulls(&self, patience: Duration, now: Instant, deliver: &mut dyn Deliver) {
-        let _shared = self.quiesce.enter(0);
         self.lanes.iter().filter(|lane| lane.reliable).for_each(|lane| lane.repeat_pulls(patience, now, deliver, &self.counters));
     }
 

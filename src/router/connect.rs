@@ -101,7 +101,6 @@ impl Router {
             let mut state = subscriber.lock();
             let epoch = subscriber.connect(&mut state, writes, connected, expiry, will, &connack(false));
             state.address = address;
-            state.claimed = self.claim(&subscriber.client_id, now);
             drop(state);
             (subscriber, epoch)
         };
@@ -156,7 +155,6 @@ impl Router {
                     self.renew_access(&old, access.clone());
                     let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
                     state.address = address;
-                    state.claimed = self.claim(&old.client_id, now);
                     drop(state);
                     Connection { subscriber: old, epoch, wait }
                 } else {
@@ -189,7 +187,7 @@ impl Router {
     }
 
     /// One line a second, however many do it: who fights over a name must be found by people.
-    pub(super) fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
+    fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
         if let Some(left_out) = self.log_rate.permit("takeover", now) {
             let client: String = client.chars().take(CLIENT_ID_SHOWN).collect();
             let (before, by) = (before.map(tracing::field::display), by.map(tracing::field::display));
@@ -197,12 +195,8 @@ impl Router {
         }
     }
 
-    pub(super) fn next_subscriber_id(&self) -> SubscriberId {
-        SubscriberId(self.subscribers_made.fetch_add(1, Ordering::Relaxed))
-    }
-
     fn new_subscriber(&self, client_id: &str, expiry: SessionExpiry) -> Arc<Subscriber> {
-        let id = self.next_subscriber_id();
+        let id = SubscriberId(self.subscribers_made.fetch_add(1, Ordering::Relaxed));
         // Nothing is written of a session that ends with its connection.
         let journal = self.journal.as_ref().filter(|_| expiry != SessionExpiry::WithConnection);
         Arc::new(Subscriber::new(id, Arc::from(client_id), self.limits.outbound, journal))
@@ -398,13 +392,12 @@ impl Router {
         let will = state.will.take().map(|will| *will);
         self.end(subscriber, state, writes);
         occupied.remove();
-        self.release(&subscriber.client_id);
         self.metrics.sessions.change(-1);
         will
     }
 
     /// Takes the session's subscriptions out of the trie. The state's lock is released before the trie's is taken.
-    pub(super) fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>, writes: &mut Writes) {
+    fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>, writes: &mut Writes) {
         let ended = subscriber.end(&mut state, writes);
         drop(state);
         if ended.subscriptions.is_empty() {
@@ -429,7 +422,7 @@ impl Router {
 
     /// Publishes a will, and writes down in the same batch that it is `gone`. It goes out if its client may publish to its topic by now; if not,
     /// there is nobody left to be told.
-    pub(super) fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, gone: Option<Change>, now: Instant) {
+    fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, gone: Option<Change>, now: Instant) {
         if !subscriber.may_publish(&will.message.topic) {
             self.metrics.publishes_denied.add(1);
             gone.into_iter().for_each(|change| batch.writes().push(change));

@@ -6,11 +6,9 @@
 //!
 //! The router knows no socket and no clock. Lock order: registry entry, subscriptions, subscriber; at most one subscriber at a time.
 
-mod claims;
 mod connect;
 mod copies;
 mod deadlines;
-mod handover;
 mod publish;
 mod restore;
 mod retained;
@@ -36,9 +34,7 @@ pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};
 pub use system::is_system;
 
-use self::claims::Rumours;
 use self::deadlines::Deadlines;
-use self::handover::Handover;
 use self::route::Subscriptions;
 use crate::config::SharedStrategy;
 use crate::log_rate::LogRate;
@@ -46,8 +42,8 @@ use crate::metrics::Metrics;
 use crate::pressure::Pressure;
 use crate::replication::Replication;
 use crate::session::{Journal, OutboundLimits, Subscriber};
-use crate::shared::register::{Follow, Registers};
-use crate::shared::{Post, StampClock};
+use crate::shared::StampClock;
+use crate::shared::register::Registers;
 
 /// Bounds of the sessions that this router makes.
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +71,6 @@ pub struct Router {
     mesh: OnceLock<Arc<Replication>>,
     /// Where all brokers of the mesh tell each other what their clients want and whose sessions they have.
     registers: OnceLock<Arc<Registers>>,
-    /// What others say there of sessions.
-    rumours: Arc<Rumours>,
-    /// How sessions go from broker to broker, in a mesh.
-    post: OnceLock<Arc<Post>>,
-    handover: Handover,
     /// Where it is written down what outlives the broker; none: nothing does.
     journal: Option<Arc<Journal>>,
     metrics: Arc<Metrics>,
@@ -105,9 +96,6 @@ impl Router {
             last_restored: AtomicU64::new(0),
             mesh: OnceLock::new(),
             registers: OnceLock::new(),
-            rumours: Arc::default(),
-            post: OnceLock::new(),
-            handover: Handover::default(),
             journal,
             metrics,
             pressure: Pressure::default(),
@@ -123,9 +111,8 @@ impl Router {
         let _ = self.mesh.set(replication);
     }
 
-    /// From now on other brokers are told what the clients of this one want, and whose sessions it has. To be called before there are any. The first call counts.
+    /// From now on other brokers are told what the clients of this one want. To be called before there are any. The first call counts.
     pub fn join_registers(&self, registers: Arc<Registers>) {
-        registers.follow(Arc::clone(&self.rumours) as Arc<dyn Follow>);
         // As above.
         let _ = self.registers.set(registers);
     }

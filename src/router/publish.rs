@@ -160,9 +160,6 @@ impl Router {
             Ingress::Will(subscriber) => (None, Some(subscriber)),
             Ingress::Link(_) | Ingress::LinkAfterAbsence(_) | Ingress::System => (None, None),
         };
-        if let (Some(mesh), Ingress::Session(_) | Ingress::Will(_)) = (self.mesh(), ingress) {
-            batch.mesh.enter(mesh);
-        }
         let route = self.route(routes, message.topic, publisher);
         if !route.may_publish {
             self.metrics.publishes_denied.add(1);

@@ -9,10 +9,7 @@ use std::time::{Duration, Instant};
 use super::Router;
 use super::deadlines::Due;
 use crate::ids::Stamp;
-use crate::session::{
-    RESTORED_EPOCH, RestoredSession, SessionExpiry, StoredMessage, Subscriber, SubscriberId, SubscriptionOptions,
-};
-use crate::shared::register::Claim;
+use crate::session::{RESTORED_EPOCH, RestoredSession, SessionExpiry, StoredMessage, SubscriberId};
 use crate::topic;
 
 impl Router {
@@ -48,11 +45,20 @@ impl Router {
         let delay = state.will.as_ref().map(|will| will.delay);
         let filters: Vec<_> = state.subscriptions.iter().map(|(text, options)| (text.clone(), options.clone())).collect();
         drop(state);
-        self.subscribe_all(&subscriber, filters);
-        self.metrics.sessions.change(1);
-        if let Some(registers) = self.registers() {
-            registers.own().claim(&subscriber.client_id, Claim { stamp: 0 });
+        let mut subscriptions = self.subscriptions.write();
+        let mut added = 0;
+        for (text, options) in filters {
+            // They were checked when they were subscribed; a later version of this program may be stricter.
+            let Ok(filter) = topic::parse_filter(&text) else { continue };
+            subscriptions.insert(filter.levels, filter.share, &subscriber, options);
+            if let Some(registers) = self.registers() {
+                registers.own().add_filter(&text);
+            }
+            added += 1;
         }
+        drop(subscriptions);
+        self.subscriptions_changed(added);
+        self.metrics.sessions.change(1);
         self.registry.insert(Arc::clone(&subscriber.client_id), Arc::clone(&subscriber));
         let later = |rest: Duration| left_at.checked_add(rest);
         if let Some(at) = delay.and_then(later) {
@@ -63,26 +69,5 @@ impl Router {
         {
             self.add_deadline(at, Due::Expiry, &subscriber, RESTORED_EPOCH);
         }
-    }
-
-    /// Enters the subscriptions of a session that has been somewhere else.
-    pub(super) fn subscribe_all(
-        &self,
-        subscriber: &Arc<Subscriber>,
-        filters: impl IntoIterator<Item = (Box<str>, SubscriptionOptions)>,
-    ) {
-        let mut subscriptions = self.subscriptions.write();
-        let mut added = 0;
-        for (text, options) in filters {
-            // They were checked when they were subscribed; a later version of this program may be stricter.
-            let Ok(filter) = topic::parse_filter(&text) else { continue };
-            subscriptions.insert(filter.levels, filter.share, subscriber, options);
-            if let Some(registers) = self.registers() {
-                registers.own().add_filter(&text);
-            }
-            added += 1;
-        }
-        drop(subscriptions);
-        self.subscriptions_changed(added);
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Durable {
     /// See [`Head::owner`].
     pub(super) owner: Arc<str>,
     /// How many messages were placed.
-    pub(super) placed: Order,
+    placed: Order,
     /// Batches with identifiers of the client's QoS 2 messages in their lists that have not ended, as far as is known: more than one only where the session
     /// was taken over in the middle of one.
     open: Vec<Arc<Ticket>>,

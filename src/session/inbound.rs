@@ -41,11 +41,6 @@ impl Inbound {
         self.received.as_ref().is_some_and(|received| received.contains(&id))
     }
 
-    /// All that were received and not released.
-    pub(super) fn open(&self) -> impl Iterator<Item = PacketId> {
-        self.received.iter().flat_map(|received| received.iter().copied())
-    }
-
     /// A new connection resumes the session.
     pub(super) fn resume(&mut self) {
         self.carried = self.received.as_ref().map_or(0, |received| received.len());

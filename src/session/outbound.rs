@@ -13,7 +13,6 @@ use std::sync::Arc;
 use super::change::{Entry, Order, Stage};
 use super::journal::{Journal, Ticket};
 use super::message::{Delivery, StoredMessage};
-use super::moved::LIVE_FROM;
 use crate::codec::{PacketId, QoS};
 
 /// Bounds of one session.
@@ -434,28 +433,6 @@ impl Outbound {
     pub(super) fn forget(&mut self, id: PacketId) -> Option<Order> {
         let place = self.position(id, false)?;
         self.remove(place)
-    }
-
-    /// All that is kept for the client, in its order.
-    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
-        let in_flight = self.inflight.iter().filter_map(|open| match (&open.message, open.released) {
-            (_, true) => Some(Entry::released(open.qos, open.serial)),
-            (Some(queued), false) => Some(queued.entry(Stage::Published(open.serial))),
-            (None, false) => None,
-        });
-        in_flight.chain(self.queue.iter().map(|queued| queued.entry(Stage::Queued)))
-    }
-
-    /// Takes in `entries` of the session's former broker, each with its order: behind those that came from there before, before what has come here.
-    pub(super) fn enqueue_before(&mut self, entries: impl IntoIterator<Item = (Order, Entry)>) {
-        let newer = std::mem::take(&mut self.queue);
-        (self.queue_bytes, self.queue_qos0) = (0, 0);
-        // The session has had no connection here yet: nothing that came here is in flight.
-        let (older, newer): (VecDeque<_>, VecDeque<_>) =
-            newer.into_iter().partition(|queued| queued.order > 0 && queued.order < LIVE_FROM);
-        older.into_iter().for_each(|queued| self.enqueue(queued));
-        entries.into_iter().for_each(|(order, entry)| self.restore(order, entry));
-        newer.into_iter().for_each(|queued| self.enqueue(queued));
     }
 
     /// What a restarted broker has read of a session, in its order: the bounds do not count.

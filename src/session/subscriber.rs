@@ -147,8 +147,6 @@ pub struct State {
     pub(crate) address: Option<SocketAddr>,
     /// How often it was taken over.
     pub(crate) rivalry: Rivalry,
-    /// In a mesh: when it became this broker's, by the stamp of its claim.
-    pub(crate) claimed: u64,
     /// Retained messages that new subscriptions are still to get.
     pub(crate) retained: RetainedBacklog,
     /// Its connection is not read from, because what it has sent cannot be acknowledged yet: its silence is ours.
@@ -198,7 +196,6 @@ impl Subscriber {
                 qos0_waits: false,
                 address: None,
                 rivalry: Rivalry::default(),
-                claimed: 0,
                 retained: RetainedBacklog::default(),
                 is_unread: false,
                 durable,

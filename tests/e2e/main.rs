@@ -37,7 +37,6 @@ mod replay;
 mod restart;
 mod retained;
 mod serve;
-mod sessions;
 mod sight;
 mod tunnel;
 #[path = "../conformance/wire.rs"]

@@ -6,7 +6,6 @@
 mod admission;
 mod claims;
 mod interest;
-mod letters;
 mod links;
 pub(super) mod recorder;
 mod records;
@@ -41,7 +40,7 @@ use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
 use crate::shared::retained::RetainedCopies;
-use crate::shared::{BrokerRecord, LastChange, LinkRecord, Post, Records, Topology};
+use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use recorder::Recorder;
 use records::{change_now, own_record};
@@ -115,7 +114,6 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) local: Arc<Local>,
     pub(in crate::mesh) replication: Arc<Replication>,
     pub(in crate::mesh) registers: Arc<Registers>,
-    pub(in crate::mesh) post: Arc<Post>,
     pub(in crate::mesh) deliver: DeliverFactory,
     pub(in crate::mesh) retained: Arc<dyn RetainedCopies>,
     pub(in crate::mesh) links_max: usize,
@@ -267,7 +265,7 @@ impl Driver {
             let register_due = self.register_due(clock::now());
             let timers = [tree_due, register_due, self.tell_behind_at];
             let due = timers.into_iter().flatten().fold(record_due, Instant::min);
-            let (registers, post) = (Arc::clone(&self.settings.registers), Arc::clone(&self.settings.post));
+            let registers = Arc::clone(&self.settings.registers);
             // What cannot be told yet, before the first link, is known already.
             let waits_for_news = register_due.is_none() && !registers.own().has_news();
             tokio::select! {
@@ -281,7 +279,6 @@ impl Driver {
                 Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
                 Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
                 _ = sweep.tick() => self.sweep(),
-                letter = poll_fn(|context| post.poll_sent(context)) => self.send_letter(&letter),
                 Some(event) = inputs.events.recv() => self.event(event),
             }
             if self.fatal.is_some() {
@@ -335,7 +332,6 @@ impl Driver {
             Event::LanesClosed { port, number } => self.tree(Input::LanesClosed { port, number }),
             Event::Record { port, wire, seal } => self.record(port, wire, &seal),
             Event::Register { port, word } => self.register(port, word),
-            Event::Letter { port, hops, wire, seal } => self.letter(port, hops, wire, &seal),
             Event::Behind { port, members } => self.behind(port, members),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
