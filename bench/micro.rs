@@ -203,7 +203,6 @@ fn publish(criterion: &mut Criterion) {
             retain: false,
             expires_at: None,
             properties: &[],
-            stamp: None,
         };
         group.throughput(Throughput::Elements((BATCH * receivers) as u64));
         group.bench_function(format!("publish {BATCH} messages to {receivers}, and drain"), |bencher| {

@@ -92,7 +92,7 @@ fn a_question_is_repeated_and_given_up_in_time() {
     let now = start();
     let mut pair = first_left_out(RING_BLOCKS, now);
     let patience = Duration::from_secs(10);
-    let mut repeat = |pair: &mut Pair, seconds: u64| {
+    let repeat = |pair: &mut Pair, seconds: u64| {
         let at = now + Duration::from_secs(seconds);
         pair.child.replication.repeat_pulls(patience, at, &mut pair.child.inbox);
         (pair.child.got().len(), pair.child.counters().pulls_sent.value(), pair.child.counters().payloads_lost.value())
