@@ -283,7 +283,6 @@ mod tests {
             ("client", size_of::<Client<TcpStream>>(), 512),
             ("subscriber", size_of::<Subscriber>(), 576),
         ];
-        println!("{sizes:?}");
         for (what, bytes, bytes_max) in sizes {
             assert!(bytes <= bytes_max, "{what}: {bytes} bytes, {bytes_max} are planned");
         }
