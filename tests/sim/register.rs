@@ -37,7 +37,8 @@ impl Follow for Mirror {
     fn changed(&self, member: BrokerId, changes: &[Change]) {
         let mut mirror = self.0.lock();
         let (_, content) = mirror.get_mut(&member).unwrap();
-        for (key, value) in changes {
+        // What brokers tell of having taken in each other's registers is nobody's wish.
+        for (key, value) in changes.iter().filter(|(key, _)| !matches!(key, Key::Echo(_))) {
             let before = match value {
                 Some(value) => content.insert(key.clone(), value.clone()),
                 None => content.remove(key),
