@@ -330,6 +330,7 @@ impl<'a> ControlFrame<'a> {
                 },
                 entries: take_rest(&mut reader, CONTROL_FRAME_BYTES_MAX, "page length")?,
             },
+            CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
             BEHIND => Self::Behind { members: read_members(&mut reader)? },
             _ => return Ok(Some((Self::Unknown, length))),
         };
