@@ -191,6 +191,8 @@ pub const STREAMS_PER_LANE_MAX: usize = BROKERS_MAX * LOGS_PER_ORIGIN_MAX;
 pub const SHARE_BLOCK_BYTES: usize = 2 * 1024;
 /// Aliases that one lane stream gives out before it gives the first one to another origin.
 pub const LANE_ALIASES_MAX: u16 = 1_024;
+/// The highest sequence that a peer may name. The disk takes no higher one, and no origin comes near it: it is 2^55 blocks.
+pub const SEQUENCE_MAX: u64 = u64::MAX / 2;
 /// Messages that one frame asks for.
 pub const PULLED_PER_FRAME_MAX: usize = 512;
 /// What is asked for is asked for again after this.

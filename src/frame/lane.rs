@@ -12,7 +12,7 @@ use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
 use crate::codec::QoS;
 use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, Stamp};
 use crate::limits::{
-    FORWARDED_PROPERTIES_BYTES_MAX, LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, PULLED_PER_FRAME_MAX, TOPIC_LEVELS_MAX,
+    FORWARDED_PROPERTIES_BYTES_MAX, LANE_ALIASES_MAX, OPEN_COVERS_BYTES_MAX, PULLED_PER_FRAME_MAX, SEQUENCE_MAX, TOPIC_LEVELS_MAX,
 };
 
 const ORIGIN: u8 = 1;
@@ -270,16 +270,17 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
             let alias = alias(&mut reader)?;
             let block = Block {
                 alias,
-                prev: reader.varint("previous id")?,
+                prev: reader.varint_max(SEQUENCE_MAX, "previous id")?,
                 hops: reader.byte("hops")?,
                 age_ms: reader.varint("age")?,
-                first: reader.varint("first id")?,
+                first: reader.varint_max(SEQUENCE_MAX, "first id")?,
                 body: reader.rest(),
             };
             return Ok(Some((LaneFrame::Messages(block), length)));
         }
         GAP => {
-            let (alias, from, to) = (alias(&mut reader)?, reader.varint("gap's begin")?, reader.varint("gap's end")?);
+            let (alias, from) = (alias(&mut reader)?, reader.varint("gap's begin")?);
+            let to = reader.varint_max(SEQUENCE_MAX, "gap's end")?;
             if to <= from {
                 return Err(FrameError::Value { field: "gap's end", value: to });
             }
@@ -288,7 +289,7 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
         PULL => LaneFrame::Pull { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
         PAYLOADS => {
             let (alias, age_ms) = (alias(&mut reader)?, reader.varint("age")?);
-            let payloads = LaneFrame::Payloads { alias, age_ms, first: reader.varint("first id")?, body: reader.rest() };
+            let payloads = LaneFrame::Payloads { alias, age_ms, first: reader.varint_max(SEQUENCE_MAX, "first id")?, body: reader.rest() };
             return Ok(Some((payloads, length)));
         }
         GONE => LaneFrame::Gone { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
@@ -303,8 +304,8 @@ fn sequences<'a>(reader: &mut Reader<'a>) -> Result<Sequences<'a>, FrameError> {
     let (bytes, mut before, mut count) = (reader.rest(), 0_u64, 0);
     while count == 0 || !reader.is_empty() {
         let step = reader.varint("sequence")?;
-        before =
-            before.checked_add(step).filter(|_| step > 0).ok_or(FrameError::Value { field: "sequence's step", value: step })?;
+        let is_next = |next: &u64| step > 0 && *next <= SEQUENCE_MAX;
+        before = before.checked_add(step).filter(is_next).ok_or(FrameError::Value { field: "sequence's step", value: step })?;
         count += 1;
         if count > PULLED_PER_FRAME_MAX {
             return Err(FrameError::Value { field: "count of sequences", value: count as u64 });
@@ -328,7 +329,11 @@ fn number(reader: &mut Reader<'_>) -> Result<OpenNumber, FrameError> {
 
 fn covers<'a>(reader: &mut Reader<'a>) -> Result<Covers<'a>, FrameError> {
     let count = reader.varint_max((OPEN_COVERS_BYTES_MAX / COVER_BYTES) as u64, "count of covers")?;
-    reader.bytes(count as usize * COVER_BYTES, "covers").map(|bytes| Covers { bytes })
+    let covers = reader.bytes(count as usize * COVER_BYTES, "covers").map(|bytes| Covers { bytes })?;
+    match covers.iter().find(|cover| cover.cover > SEQUENCE_MAX) {
+        Some(Cover { cover, .. }) => Err(FrameError::Value { field: "cover", value: cover }),
+        None => Ok(covers),
+    }
 }
 
 /// Appends an ORIGIN.
@@ -491,6 +496,7 @@ impl<'a> Messages<'a> {
             Some((previous, _)) if delta > 0 => previous.checked_add(delta),
             _ => None,
         }
+        .filter(|sequence| *sequence <= SEQUENCE_MAX)
         .ok_or(FrameError::Value { field: "message's step", value: delta })?;
         let flags = self.reader.byte("message's flags")?;
         let bad_flags = FrameError::Value { field: "set of message flags", value: u64::from(flags) };
@@ -661,6 +667,26 @@ mod tests {
         }
     }
 
+    /// What a broker is told of sequences it writes down, and must be able to read again.
+    #[test]
+    fn sequences_end_before_their_type_does() {
+        let block = |prev, first| Block { alias: 1, prev, hops: 1, age_ms: 0, first, body: b"" };
+        let cover = |cover| [Cover { origin: BrokerId(1), log: LogId(2), cover }];
+        for (sequence, is_taken) in [(SEQUENCE_MAX, true), (SEQUENCE_MAX + 1, false), (u64::MAX, false)] {
+            for written in [
+                encoded(|out| put_open(out, &mark(), false, &cover(sequence))),
+                encoded(|out| put_messages_head(out, &block(0, sequence))),
+                encoded(|out| put_messages_head(out, &block(sequence, 1))),
+                encoded(|out| put_gap(out, 1, 2, sequence)),
+                encoded(|out| put_pull(out, 1, &[1, sequence])),
+                encoded(|out| put_gone(out, 1, &[sequence])),
+                encoded(|out| put_payloads_head(out, 1, 0, sequence, b"")),
+            ] {
+                assert_eq!(decode(&written, BODY_BYTES_MAX).is_ok(), is_taken, "{written:02x?}");
+            }
+        }
+    }
+
     #[test]
     fn many_covers_come_in_pages() {
         let covers: Vec<_> = (1..=6_000).map(|n| Cover { origin: BrokerId(n), log: LogId(n + 1), cover: n + 2 }).collect();
@@ -719,8 +745,8 @@ mod tests {
             assert_eq!(Messages::new(5, &body).try_fold(0, |count, message| message.map(|_| count + 1)), expected);
         }
         let overflow = [0, 1, 1, b't', 0, 1, 0x21, 0];
-        let read: Vec<_> = Messages::new(u64::MAX, &overflow).map(|message| message.map(|(sequence, _)| sequence)).collect();
-        assert_eq!(read, [Ok(u64::MAX), Err(FrameError::Value { field: "message's step", value: 1 })]);
+        let read: Vec<_> = Messages::new(SEQUENCE_MAX, &overflow).map(|message| message.map(|(sequence, _)| sequence)).collect();
+        assert_eq!(read, [Ok(SEQUENCE_MAX), Err(FrameError::Value { field: "message's step", value: 1 })]);
     }
 
     #[test]
