@@ -168,9 +168,10 @@ impl Lane {
         }
     }
 
-    /// Whether this broker is still new to the mesh: it has taken over nobody's covers and has not been alone for long.
+    /// Whether this broker is still new to the mesh: it has taken over nobody's covers and has not been alone for long. Who goes on in an old log is not:
+    /// it knows what it is owed, and what it has is from before the start of whoever is new.
     pub(super) fn is_new(&self, now: Instant) -> bool {
-        !self.settled.load(Ordering::Acquire) && now < self.started_at + NEWCOMER_TIME
+        !self.resumed && !self.settled.load(Ordering::Acquire) && now < self.started_at + NEWCOMER_TIME
     }
 
     /// Whether what is `age_ms` old was published before this broker's log began: then it is owed to none of its subscribers. Brokers that
@@ -186,7 +187,7 @@ impl Lane {
 
     /// Whether a gap of `stream` up to `to` is no loss to this broker's subscribers.
     pub(super) fn is_owed_nothing(&self, stream: &Stream, to: u64, now: Instant) -> bool {
-        to <= stream.joined_at().max(stream.dealt_with()) || (self.is_new(now) && !self.resumed)
+        to <= stream.joined_at().max(stream.dealt_with()) || self.is_new(now)
     }
 
     /// Whether a live cursor lags by half the ring.
@@ -352,11 +353,6 @@ impl Lane {
         (now, silence): (Instant, Duration),
         counters: &Counters,
     ) -> Result<(), LaneError> {
-        if self.reliable && self.resumed {
-            // It goes on where it was: what it lacks is owed to it.
-            self.settled.store(true, Ordering::Release);
-            return Ok(());
-        }
         for Cover { origin, log, cover } in covers {
             let key = (origin, log);
             if key == self.own.key() || except(&key) {

@@ -230,6 +230,7 @@ fn a_restarted_origin_gives_what_was_safe_and_goes_on_above_what_was_seen() {
 fn a_restarted_broker_catches_up_and_passes_on_what_it_had_not_passed_on() {
     let now = start();
     let (mut a, mut b) = (Durable::start(1, 1, Disk::default(), now), Durable::start(2, 1, Disk::default(), now));
+    let mut c = Durable::start(3, 1, Disk::default(), now);
     a.commit();
     b.commit();
     let (up, mut down) = join(&mut a, &mut b, 1, now);
@@ -250,7 +251,6 @@ fn a_restarted_broker_catches_up_and_passes_on_what_it_had_not_passed_on() {
     let now = now + Duration::from_secs(5);
     let mut b = b.restart(now);
     b.commit();
-    let mut c = Durable::start(3, 1, Disk::default(), now);
     let (up, mut down) = join(&mut a, &mut b, 2, now);
     let (down_c, mut up_c) = join(&mut b, &mut c, 3, now);
     flow_to(&down_c, &mut up_c, &mut c, now);
@@ -261,6 +261,34 @@ fn a_restarted_broker_catches_up_and_passes_on_what_it_had_not_passed_on() {
     assert_eq!(b.broker.got(), ["late: known and forgotten", "late: while it was down", "live"]);
     assert_eq!(c.broker.got(), ["known and safe", "known and forgotten", "while it was down", "live"]);
     assert_eq!(b.broker.counters().gaps_received.value() + c.broker.counters().gaps_received.value(), 0);
+}
+
+/// As after a power cut: both start at once, one of them in its old log.
+#[test]
+fn a_fresh_broker_delivers_nothing_that_a_resumed_one_has_from_before() {
+    let before = start();
+    let now = before + Duration::from_secs(60);
+    for fresh_asks in [true, false] {
+        let (resumed, fresh) = if fresh_asks { (2, 1) } else { (1, 2) };
+        let mut old = Durable::start(resumed, 1, Disk::default(), before);
+        let writes = old.publish("minutes ago", QoS::ExactlyOnce, now - Duration::from_secs(30));
+        old.write(writes);
+        old.commit();
+        let mut old = old.restart(now);
+        old.commit();
+        let mut new = Durable::start(fresh, 1, Disk::default(), now);
+        new.commit();
+        let (mut up, mut down) = if fresh_asks { join(&mut new, &mut old, 1, now) } else { join(&mut old, &mut new, 1, now) };
+        let later = now + Duration::from_secs(1);
+        let writes = old.publish("live", QoS::AtLeastOnce, later);
+        old.write(writes);
+        let writes = new.publish("of the fresh one", QoS::AtLeastOnce, later);
+        new.write(writes);
+        let (child, parent) = if fresh_asks { (&mut new, &mut old) } else { (&mut old, &mut new) };
+        flow_to(&up, &mut down, parent, later);
+        flow_to(&down, &mut up, child, later);
+        assert_eq!((old.broker.got(), new.broker.got()), (vec!["of the fresh one"], vec!["live"]), "fresh asks: {fresh_asks}");
+    }
 }
 
 #[test]
