@@ -139,6 +139,17 @@ impl Stream {
         index.push_back((last, position));
     }
 
+    /// Forgets where its blocks are that the ring no longer has: who has fallen silent keeps nothing. To be called now and then.
+    pub(super) fn trim_index(&self, tail: u64) {
+        let mut index = self.index.lock();
+        let gone = index.partition_point(|(_, position)| *position < tail);
+        index.drain(..gone);
+        // What grows and shrinks all the time is left as it is.
+        if index.capacity() > 4 * index.len() {
+            index.shrink_to_fit();
+        }
+    }
+
     /// Where the block is that may have this sequence.
     pub(super) fn position_of(&self, sequence: u64) -> Option<u64> {
         let index = self.index.lock();

@@ -341,6 +341,19 @@ impl Lane {
         self.streams.read().iter().for_each(|(key, stream)| visit(*key, stream.floor()));
     }
 
+    /// Forgets blocks older than `age_ms_max`, and where the blocks are that the ring has forgotten. To be called once a second or so.
+    pub(super) fn trim(&self, age_ms_max: u64, now: Instant) {
+        self.ring.trim_while(|block| block.age_ms(now) > age_ms_max);
+        if self.reliable {
+            let tail = self.ring.tail();
+            self.own.trim_index(tail);
+            self.streams.read().values().for_each(|stream| stream.trim_index(tail));
+        }
+        if let Some(log) = &self.log {
+            log.trimmed(self.own.floor());
+        }
+    }
+
     /// Takes over a neighbour's covers: with them this broker is no longer new. Those in `except` are what it told the neighbour that
     /// it knows, and therefore catches up with.
     ///

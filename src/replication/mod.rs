@@ -366,12 +366,7 @@ impl Replication {
     /// Forgets blocks that are too old. To be called once a second or so; what is sent obeys the age anyway.
     pub fn trim(&self, now: Instant) {
         let age_ms_max = self.ring_age_ms();
-        for lane in &self.lanes {
-            lane.ring.trim_while(|block| block.age_ms(now) > age_ms_max);
-            if let Some(log) = &lane.log {
-                log.trimmed(lane.own.floor());
-            }
-        }
+        self.lanes.iter().for_each(|lane| lane.trim(age_ms_max, now));
     }
 
     /// Asks neighbours once more for all messages that are waited for here, and gives up those that were waited for in vain for longer than

@@ -344,6 +344,26 @@ fn what_was_published_before_the_start_ends_with_the_first_delivery() {
     assert_eq!(pair.parent.got(), ["b", "c"]);
 }
 
+/// Who bursts and falls silent costs nothing when the ring has gone on.
+#[test]
+fn where_blocks_are_is_forgotten_with_them() {
+    let now = start();
+    let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
+    pair.open(now);
+    (0..RING_BLOCKS).for_each(|_| pair.child.publish_all(&["x"], now));
+    pair.flow_up(now).unwrap();
+    let lane = pair.child.replication.lane_for("t", QoS::AtLeastOnce);
+    let stream = pair.parent.replication.lane(lane).unwrap().known_stream(&(BrokerId(1), LogId(101))).unwrap();
+    pair.parent.replication.trim(now);
+    assert!(stream.position_of(1 << 8).is_some(), "it is in the ring");
+    (0..RING_BLOCKS / 2).for_each(|_| pair.parent.publish_all(&["of another"], now));
+    assert_eq!(stream.position_of(1 << 8), Some(1), "not yet");
+    pair.parent.replication.trim(now);
+    assert_eq!(stream.position_of(1 << 8), Some(1 + RING_BLOCKS as u64 / 2), "the oldest that is there");
+    pair.parent.replication.trim(now + Duration::from_secs(61));
+    assert_eq!(stream.position_of(1 << 8), None);
+}
+
 #[test]
 fn two_newcomers_and_two_founders_have_everything_of_each_other() {
     let now = start();
