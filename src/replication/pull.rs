@@ -83,6 +83,24 @@ impl Held {
         (delivered, true)
     }
 
+    /// The block that has this sequence, if it is held.
+    fn block_of(&self, sequence: u64) -> Option<&Arc<Block>> {
+        let place = self.blocks.partition_point(|block| block.last < sequence);
+        self.blocks.get(place).filter(|block| block.first <= sequence)
+    }
+
+    /// A block has now what was missing of it in `filled_in`.
+    fn put(&mut self, block: Arc<Block>, filled_in: &[u64]) {
+        let place = self.blocks.partition_point(|held| held.position < block.position);
+        if let Some(held) = self.blocks.get_mut(place).filter(|held| held.position == block.position) {
+            *held = block;
+            // Not what of the answer fitted no stub: it is still missing.
+            filled_in.iter().for_each(|sequence| {
+                self.missing.remove(sequence);
+            });
+        }
+    }
+
     /// What is missing in the first blocks, as far as `are_lost` says so, is lost. How much that is.
     fn give_up(&mut self, are_lost: impl Fn(&Block) -> bool) -> usize {
         let Some(last) = self.blocks.iter().take_while(|block| are_lost(block)).map(|block| block.last).last() else { return 0 };
@@ -246,12 +264,7 @@ impl Lane {
             counters.payloads_received.add(wanted.len() as u64);
             let patched = self.patch(stream, &wanted, held.as_deref());
             if let Some(waiting) = held.as_deref_mut() {
-                for block in patched {
-                    if let Some(place) = waiting.blocks.iter_mut().find(|held| held.position == block.position) {
-                        *place = block;
-                    }
-                }
-                waiting.missing.retain(|sequence| !wanted.contains_key(sequence));
+                patched.into_iter().for_each(|(block, filled_in)| waiting.put(block, &filled_in));
                 is_delivered = self.go_on(stream, &mut held, now, deliver, counters);
             }
         }
@@ -434,21 +447,21 @@ impl Lane {
         own.and_then(read).or_else(|| read(stream.position_of(sequence)?))
     }
 
-    /// Puts payloads in the place of their stubs, in the ring and in what is held. Returns the blocks that are new. To be called under the
-    /// origin-lane's lock.
-    fn patch(&self, stream: &Arc<Stream>, payloads: &Payloads<'_>, held: Option<&Held>) -> Vec<Arc<Block>> {
+    /// Puts payloads in the place of their stubs in the ring. Returns the blocks that are new, and which of the payloads each of them has. To be called
+    /// under the origin-lane's lock.
+    fn patch(&self, stream: &Arc<Stream>, payloads: &Payloads<'_>, held: Option<&Held>) -> Vec<(Arc<Block>, Vec<u64>)> {
         let mut patched = Vec::new();
         let mut next = payloads.keys().next().copied();
         while let Some(first) = next {
-            let in_held = || held?.blocks.iter().find(|block| block.first <= first && first <= block.last).cloned();
+            let in_held = || held?.block_of(first).cloned();
             let Some(block) = self.block_of(stream, first).or_else(in_held) else {
                 next = after(payloads, first);
                 continue;
             };
-            if let Some(new) = filled_in(&block, payloads) {
+            if let Some((new, sequences)) = filled_in(&block, payloads) {
                 let new = Arc::new(new);
                 self.ring.replace(&new);
-                patched.push(new);
+                patched.push((new, sequences));
             }
             next = after(payloads, block.last);
         }
@@ -464,11 +477,11 @@ fn after(payloads: &Payloads<'_>, sequence: u64) -> Option<u64> {
     payloads.range(sequence.checked_add(1)?..).next().map(|(sequence, _)| *sequence)
 }
 
-/// The block with payloads in place of their stubs. None where nothing changes.
-fn filled_in(block: &Block, payloads: &Payloads<'_>) -> Option<Block> {
+/// The block with payloads in place of their stubs, and of which. None where nothing changes.
+fn filled_in(block: &Block, payloads: &Payloads<'_>) -> Option<(Block, Vec<u64>)> {
     let Content::Messages(body) = &block.content else { return None };
     let mut out = Vec::with_capacity(body.len());
-    let (mut before, mut topic, mut is_changed) = (block.first, None, false);
+    let (mut before, mut topic, mut filled_in) = (block.first, None, Vec::new());
     for (sequence, entry) in Messages::new(block.first, body).flatten() {
         let same_topic = topic.replace(entry.topic()) == Some(entry.topic());
         let delta = sequence - before;
@@ -476,7 +489,7 @@ fn filled_in(block: &Block, payloads: &Payloads<'_>) -> Option<Block> {
         match (entry, payloads.get(&sequence)) {
             (Entry::Stub(stub), Some(message)) if message.topic == stub.topic => {
                 lane::put_message(&mut out, delta, message, same_topic);
-                is_changed = true;
+                filled_in.push(sequence);
             }
             (Entry::Stub(stub), _) => lane::put_stub(&mut out, delta, &stub, same_topic),
             (Entry::Message(message), _) => lane::put_message(&mut out, delta, &message, same_topic),
@@ -484,7 +497,8 @@ fn filled_in(block: &Block, payloads: &Payloads<'_>) -> Option<Block> {
     }
     let Block { position, first, last, hops, age_ms, appended_at, .. } = *block;
     let (stream, safe, content) = (Arc::clone(&block.stream), block.safe.clone(), Content::Messages(out.into()));
-    is_changed.then_some(Block { stream, position, first, last, hops, age_ms, appended_at, safe, content })
+    let is_changed = !filled_in.is_empty();
+    is_changed.then_some((Block { stream, position, first, last, hops, age_ms, appended_at, safe, content }, filled_in))
 }
 
 fn count_lost(stream: &Stream, lane: &Lane, lost: usize, why: &str, counters: &Counters) {

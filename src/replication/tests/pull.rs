@@ -102,3 +102,24 @@ fn a_question_is_repeated_and_given_up_in_time() {
     assert_eq!(repeat(&mut pair, 10), (5, 3, 1));
     assert_eq!(repeat(&mut pair, 11), (5, 3, 1));
 }
+
+/// Not the message that was asked for: it is still missing, and counted as lost in the end.
+#[test]
+fn an_answer_of_another_topic_is_none() {
+    let now = start();
+    let mut pair = first_left_out(RING_BLOCKS, now);
+    let lane = pair.child.replication.lane_for("t", QoS::AtLeastOnce);
+    let own = pair.parent.replication.lane(lane).unwrap().own.key();
+    let answer = |topic: u8| {
+        let (mut bytes, body) = (Vec::new(), [0, 1, 1, topic, 1, b'1']);
+        lane::put_origin(&mut bytes, 7, own.0, own.1);
+        lane::put_payloads_head(&mut bytes, 7, 0, 1 << 8, &body);
+        bytes.extend_from_slice(&body);
+        bytes
+    };
+    for (topic, expected) in [(b'x', &[][..]), (b't', &["1", "2", "3", "4", "5", "6"])] {
+        pair.up.receivers[lane.index()].receive(&answer(topic), now, &mut pair.child.inbox, &mut Vec::new()).unwrap();
+        assert_eq!(pair.child.got(), expected);
+    }
+    assert_eq!(pair.child.counters().payloads_lost.value(), 0);
+}
