@@ -101,6 +101,28 @@ impl Held {
         }
     }
 
+    /// Whoever wanted it may have gone: what of the first that is missing nobody here wants any more is not waited for. Whether there was such.
+    fn reconsider(&mut self, deliver: &mut (impl Deliver + ?Sized)) -> bool {
+        let (mut unwanted, mut looked_at) = (Vec::new(), 0);
+        let mut next = self.missing.first().copied();
+        while let Some(block) = next.filter(|_| looked_at < REPEATED_MAX).and_then(|first| self.block_of(first)) {
+            if let Content::Messages(body) = &block.content {
+                let entries = Messages::new(block.first, body).flatten();
+                for (sequence, entry) in entries.filter(|(sequence, _)| self.missing.contains(sequence)) {
+                    looked_at += 1;
+                    if !deliver.wants(entry.topic()) {
+                        unwanted.push(sequence);
+                    }
+                }
+            }
+            next = self.missing.range(block.last.saturating_add(1)..).next().copied();
+        }
+        unwanted.iter().for_each(|sequence| {
+            self.missing.remove(sequence);
+        });
+        !unwanted.is_empty()
+    }
+
     /// What is missing in the first blocks, as far as `are_lost` says so, is lost. How much that is.
     fn give_up(&mut self, are_lost: impl Fn(&Block) -> bool) -> usize {
         let Some(last) = self.blocks.iter().take_while(|block| are_lost(block)).map(|block| block.last).last() else { return 0 };
@@ -124,6 +146,8 @@ pub(super) struct Pulls {
 struct Question {
     /// The numbers of the ports that asked.
     by: Vec<u64>,
+    /// When it was first asked.
+    since: Instant,
     /// When it was last asked.
     asked_at: Instant,
     /// When it was last passed on.
@@ -163,11 +187,18 @@ impl Pulls {
                 }
                 // It will be asked again.
                 None if is_full => continue,
-                None => drop(questions.insert((key, *sequence), Question { by: vec![by], asked_at: now, passed_at: now })),
+                None => drop(questions.insert((key, *sequence), Question { by: vec![by], since: now, asked_at: now, passed_at: now })),
             }
             passed_on.push(*sequence);
         }
         passed_on
+    }
+
+    /// Which of these nobody has answered, though they have been asked all the time that a question lives.
+    fn unanswered(&self, key: StreamKey, sequences: &[u64], now: Instant) -> Vec<u64> {
+        let questions = self.questions.lock();
+        let is_old = |question: &Question| now.saturating_duration_since(question.since) >= QUESTION_LIFE;
+        sequences.iter().copied().filter(|sequence| questions.get(&(key, *sequence)).is_some_and(is_old)).collect()
     }
 
     /// Takes the questions that are answered now: by whom which were asked.
@@ -222,6 +253,19 @@ impl Lane {
         }
         let passed_on = self.pulls.ask(key, &absent, port.number(), now);
         self.pull(stream, &passed_on, Some(port.number()));
+        // A log that this broker has lost: others may have the messages, if anybody does. There is no other origin to say that they are gone.
+        if key.0 == self.own.key().0 {
+            self.tell_gone(stream, &self.pulls.unanswered(key, &absent, now));
+        }
+    }
+
+    /// Tells whoever asked that nobody will have these.
+    fn tell_gone(&self, stream: &Stream, sequences: &[u64]) {
+        for (number, asked) in self.pulls.answered(stream.key(), sequences.iter().copied()) {
+            if let Some(port) = self.port(number) {
+                port.answer_gone(stream.key(), &asked);
+            }
+        }
     }
 
     /// Asks for messages of `stream` where it comes from, or else everywhere but at the port `except`.
@@ -293,11 +337,7 @@ impl Lane {
         deliver: &mut (impl Deliver + ?Sized),
         counters: &Counters,
     ) -> bool {
-        for (number, asked) in self.pulls.answered(stream.key(), sequences.iter().copied()) {
-            if let Some(port) = self.port(number) {
-                port.answer_gone(stream.key(), &asked);
-            }
-        }
+        self.tell_gone(stream, sequences);
         let _turn = stream.turn.lock();
         let mut held = stream.held.lock();
         let Some(waiting) = held.as_deref_mut() else { return false };
@@ -348,8 +388,8 @@ impl Lane {
         delivered
     }
 
-    /// Asks once more for everything that is waited for, and gives up what was waited for in vain for longer than `patience`. To be called once
-    /// in [`PULL_REPEAT`].
+    /// Asks once more for everything that is waited for and still wanted, and gives up what was waited for in vain for longer than `patience`. To be
+    /// called once in [`PULL_REPEAT`].
     pub(super) fn repeat_pulls(
         &self,
         patience: Duration,
@@ -367,11 +407,12 @@ impl Lane {
                 let mut held = stream.held.lock();
                 let Some(waiting) = held.as_deref_mut() else { continue };
                 let tail = self.ring.tail();
+                let is_changed = waiting.reconsider(deliver);
                 let is_late = |block: &Block| now.saturating_duration_since(block.appended_at) >= patience;
                 let lost = waiting.give_up(|block| block.position < tail || is_late(block));
                 count_lost(&stream, self, lost, "nobody has them", counters);
                 let missing = waiting.missing.iter().take(REPEATED_MAX).copied().collect();
-                if lost > 0 {
+                if lost > 0 || is_changed {
                     self.go_on(&stream, &mut held, now, deliver, counters);
                     is_delivered = true;
                     if self.log.is_some() {

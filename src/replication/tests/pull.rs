@@ -1,6 +1,7 @@
 //! Messages that were left out on the way and are wanted after all.
 
 use super::*;
+use crate::limits::QUESTION_LIFE;
 use crate::shared::register::Follow;
 
 /// A member that wants nothing.
@@ -121,5 +122,35 @@ fn an_answer_of_another_topic_is_none() {
         pair.up.receivers[lane.index()].receive(&answer(topic), now, &mut pair.child.inbox, &mut Vec::new()).unwrap();
         assert_eq!(pair.child.got(), expected);
     }
+    assert_eq!(pair.child.counters().payloads_lost.value(), 0);
+}
+
+/// The origin has begun another log, and nobody else has the message.
+#[test]
+fn an_origin_that_has_lost_its_log_says_that_its_messages_are_gone() {
+    let now = start();
+    let mut pair = first_left_out(RING_BLOCKS, now);
+    pair.parent = Broker::with(2, now, |config| config.log = LogId(777));
+    (pair.up, pair.down) = (End::new(&pair.child, 2, 2), End::new(&pair.parent, 1, 2));
+    pair.open(now);
+    let mut second = |pair: &mut Pair, seconds: u64| {
+        let at = now + Duration::from_secs(seconds);
+        pair.child.replication.repeat_pulls(Duration::from_secs(600), at, &mut pair.child.inbox);
+        pair.flow_up(at).unwrap();
+        pair.flow_down(at).unwrap();
+        pair.child.counters().payloads_lost.value()
+    };
+    let life = QUESTION_LIFE.as_secs();
+    assert_eq!((0..life).map(|seconds| second(&mut pair, seconds)).max(), Some(0), "somebody else may have it");
+    assert_eq!((second(&mut pair, life), pair.child.got()), (1, vec!["2", "3", "4", "5", "6"]));
+}
+
+#[test]
+fn what_nobody_wants_any_more_is_not_waited_for() {
+    let now = start();
+    let mut pair = first_left_out(RING_BLOCKS, now);
+    pair.child.inbox.is_unwilling = true;
+    pair.child.replication.repeat_pulls(Duration::from_secs(600), now + Duration::from_secs(1), &mut pair.child.inbox);
+    assert_eq!(pair.child.got(), ["2", "3", "4", "5", "6"]);
     assert_eq!(pair.child.counters().payloads_lost.value(), 0);
 }
