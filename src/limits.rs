@@ -209,8 +209,6 @@ pub const QUESTION_LIFE: Duration = Duration::from_secs(5);
 pub const ANSWERS_MAX: usize = 16 * 1024;
 /// Bytes of answers that wait there and are not in the ring.
 pub const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Bytes that may wait in front of a question on a lane; what is beyond is asked later.
-pub const PULL_BACKLOG_BYTES_MAX: usize = 1024 * 1024;
 /// A broker that has met only brokers as new as itself, or none, for this long is no longer new to the mesh.
 /// Longer than it may take to reach a neighbour that is up: see `mesh::connect`.
 pub const NEWCOMER_TIME: Duration = Duration::from_secs(15);

@@ -7,7 +7,7 @@
 //! same from them: at the cover that the far side named; for an origin-lane that it did not name at the beginning. Only of QoS 0, where
 //! the far side is new to the mesh and we are not, at the cover that we named, which it takes over.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -21,11 +21,11 @@ use super::own::Deferred;
 use super::ring::{Entry, Read};
 use super::sync::{Mutex, MutexGuard};
 use super::want::Selection;
-use super::{LaneError, Replication};
+use super::{Counters, LaneError, Replication};
 use crate::frame::lane::{self, Cover};
 use crate::ids::{BrokerId, LaneId, OpenMark, OpenNumber, PortId};
 use crate::interest::Behind;
-use crate::limits::{LANE_ALIASES_MAX, PULL_BACKLOG_BYTES_MAX, PULLED_PER_FRAME_MAX, SHARE_BLOCK_BYTES};
+use crate::limits::{LANE_ALIASES_MAX, PULLED_PER_FRAME_MAX, QUESTIONS_MAX, SHARE_BLOCK_BYTES};
 
 /// A lane writer that finds only blocks that the far side has yields after this many.
 const SKIPPED_BLOCKS_MAX: usize = 4_096;
@@ -141,6 +141,8 @@ struct Sender {
     alias_next: u16,
     /// What of a block the far side is sent.
     selection: Selection,
+    /// What the far side is to be asked for. Not encoded before there is room for it: a CLOSE must not wait behind it.
+    questions: BTreeSet<(StreamKey, u64)>,
     /// What the far side has asked for.
     answers: Answers,
     outgoing: Outgoing,
@@ -364,20 +366,14 @@ impl PortLane {
         self.number
     }
 
-    /// Asks the far side for these, which ascend. False if nothing can be said to it at present.
+    /// Asks the far side for these, which ascend, when there is room for the question on the way. False if nothing can be said to it at present.
     pub(super) fn ask(&self, key: StreamKey, sequences: &[u64]) -> bool {
         let mut sender = self.sender.lock();
         if !sender.started {
             return false;
         }
-        for some in sequences.chunks(PULLED_PER_FRAME_MAX) {
-            if sender.outgoing.len() > PULL_BACKLOG_BYTES_MAX {
-                break;
-            }
-            let alias = sender.alias(key);
-            lane::put_pull(&mut sender.outgoing.tail, alias, some);
-            self.replication.counters.pulls_sent.add(some.len() as u64);
-        }
+        let room = QUESTIONS_MAX.saturating_sub(sender.questions.len());
+        sender.questions.extend(sequences.iter().take(room).map(|sequence| (key, *sequence)));
         drop(sender);
         self.cursor.sleeper.wake();
         true
@@ -424,6 +420,8 @@ impl PortLane {
     fn stop_locked(&self, sender: &mut Sender) {
         sender.started = false;
         sender.deferred.clear();
+        // Both are asked again when this opens.
+        sender.questions.clear();
         sender.answers.clear();
         self.cursor.set_live(false);
     }
@@ -491,6 +489,9 @@ impl Sender {
     fn fill(&mut self, port: &PortLane, lane: &Lane, now: Instant, goal_bytes: usize) -> Filled {
         if !self.started {
             return Filled::Enough;
+        }
+        while self.outgoing.len() < goal_bytes && !self.questions.is_empty() {
+            self.put_question(&port.replication.counters);
         }
         while self.outgoing.len() < goal_bytes && !self.answers.is_empty() {
             self.put_answer(lane, now);
@@ -587,6 +588,21 @@ impl Sender {
             let (origin, so_far) = (key.0, counter.value());
             tracing::warn!(%origin, lane = lane.id.0, from, to, so_far, "a neighbour lacks messages that the ring no longer has");
         }
+    }
+
+    /// The next question: of one origin-lane, what goes into a frame.
+    fn put_question(&mut self, counters: &Counters) {
+        let Some((key, first)) = self.questions.pop_first() else { return };
+        let mut sequences = vec![first];
+        while sequences.len() < PULLED_PER_FRAME_MAX
+            && let Some((_, next)) = self.questions.first().filter(|(next, _)| *next == key).copied()
+        {
+            self.questions.pop_first();
+            sequences.push(next);
+        }
+        let alias = self.alias(key);
+        lane::put_pull(&mut self.outgoing.tail, alias, &sequences);
+        counters.pulls_sent.add(sequences.len() as u64);
     }
 
     /// The next answer that is due.
