@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::block::{Block, Stream};
+use super::block::{Block, Content, Stream};
 use super::sync::{AtomicU64, Mutex, Ordering};
 use crate::session::{Change, Journal, LogHead, Ticket, Waiter};
 
@@ -128,6 +128,18 @@ impl Deferred {
             self.blocks.push_back(Arc::clone(block));
         }
         keeps
+    }
+
+    /// The ring has lost our own ids up to `floor`. If something is kept, and that is lost behind it, it is told behind it. Says whether something is kept.
+    pub(super) fn loses(&mut self, floor: u64) -> bool {
+        let Some(newest) = self.blocks.back() else { return false };
+        if newest.last < floor {
+            let Block { position, hops, age_ms, appended_at, .. } = **newest;
+            let (stream, safe, content) = (Arc::clone(&newest.stream), Safe::Now, Content::Lost);
+            let lost = Block { stream, position, first: floor, last: floor, hops, age_ms, appended_at, safe, content };
+            self.blocks.push_back(Arc::new(lost));
+        }
+        true
     }
 
     /// The next block if it need not wait any longer.

@@ -567,6 +567,10 @@ impl Sender {
     /// Tells the far side what it lacks and the ring no longer has.
     fn tell_floors(&mut self, port: &PortLane, lane: &Lane) {
         lane.for_each_floor(|key, floor| {
+            // What waits for the disk is here still, and comes first.
+            if key == lane.own.key() && self.deferred.loses(floor) {
+                return;
+            }
             let known = self.far.get(&key).map_or(0, |far| far.known);
             if floor > known {
                 self.far.entry(key).or_default().known = floor;

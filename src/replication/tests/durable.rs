@@ -138,6 +138,31 @@ fn of_qos_2_nobody_sees_what_is_not_safe_and_others_overtake_it() {
     drop(last);
 }
 
+/// The disk hangs meanwhile.
+#[test]
+fn what_waits_for_the_disk_is_not_lost_when_the_ring_overtakes_its_port() {
+    let now = start();
+    let (mut a, mut b) = (Durable::start(1, 1, Disk::default(), now), Durable::start(2, 1, Disk::default(), now));
+    [&mut a, &mut b].into_iter().for_each(Durable::commit);
+    let (up, mut down) = join(&mut a, &mut b, 1, now);
+    for payload in ["once", "again"] {
+        let writes = a.publish(payload, QoS::ExactlyOnce, now);
+        a.write(writes);
+    }
+    flow_to(&up, &mut down, &mut b, now);
+    for n in 0..RING_BLOCKS + 3 {
+        drop(a.publish(&n.to_string(), QoS::AtLeastOnce, now));
+    }
+    flow_to(&up, &mut down, &mut b, now);
+    assert!(b.broker.got().is_empty());
+    a.commit();
+    flow_to(&up, &mut down, &mut b, now);
+    let expected: Vec<_> = ["once".into(), "again".into()].into_iter().chain((3..RING_BLOCKS + 3).map(|n| n.to_string())).collect();
+    assert_eq!(b.broker.got(), expected);
+    let gaps = (a.broker.counters().gaps_sent.value(), b.broker.counters().gaps_received.value());
+    assert_eq!(gaps, (1, 1), "only what is really lost");
+}
+
 /// The lane's writer sleeps, and the commit wakes it.
 #[test]
 fn a_commit_wakes_the_lane_writer() {
