@@ -193,6 +193,8 @@ pub const SHARE_BLOCK_BYTES: usize = 2 * 1024;
 pub const LANE_ALIASES_MAX: u16 = 1_024;
 /// The highest sequence that a peer may name. The disk takes no higher one, and no origin comes near it: it is 2^55 blocks.
 pub const SEQUENCE_MAX: u64 = u64::MAX / 2;
+/// So many blocks of our own, beyond those that we have given out, is a neighbour believed to have: what a disk may have forgotten, and more.
+pub const OWN_POSITIONS_FORESEEN_MAX: u64 = 1 << 40;
 /// Messages that one frame asks for.
 pub const PULLED_PER_FRAME_MAX: usize = 512;
 /// What is asked for is asked for again after this.

@@ -471,6 +471,7 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
         pulls_sent,
         payloads_received,
         payloads_lost,
+        own_ids_foreseen,
         covers_adopted,
     } = replication.counters();
     let counters = [
@@ -491,6 +492,7 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
         ("mesh_pulls_sent", "Messages asked for of neighbours, where only a stub had come", pulls_sent),
         ("mesh_payloads_received", "Messages that came because they were asked for", payloads_received),
         ("mesh_payloads_lost", "QoS 1 and 2 messages that were asked for and that nobody had", payloads_lost),
+        ("mesh_own_ids_foreseen", "Lanes opened by who knows more of this broker's log than its disk", own_ids_foreseen),
         ("mesh_covers_adopted", "Covers taken over from a neighbour when this broker was new", covers_adopted),
     ];
     let mut samples: Vec<Sample> =

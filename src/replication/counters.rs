@@ -39,6 +39,8 @@ pub struct Counters {
     pub payloads_received: Counter,
     /// Messages asked for that nobody had: lost to this broker.
     pub payloads_lost: Counter,
+    /// Lanes that a neighbour opened who knows ids of our own log that this broker has not given out: the data directory went back in time.
+    pub own_ids_foreseen: Counter,
     /// Covers taken over from a neighbour while this broker was new to the mesh.
     pub covers_adopted: Counter,
 }

@@ -21,7 +21,7 @@ use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
 use crate::ids::{LaneId, LogId, OriginLane};
-use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, STREAMS_PER_LANE_MAX};
+use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, OWN_POSITIONS_FORESEEN_MAX, STREAMS_PER_LANE_MAX};
 use crate::session::{Change, LogHead, Logged, Writes};
 
 /// Bits of a sequence that say which message of its block it is.
@@ -333,6 +333,23 @@ impl Lane {
         let others = streams.iter().map(|(key, stream)| (*key, stream.cover()));
         let cover = |((origin, log), cover)| Cover { origin, log, cover };
         others.chain([own]).map(cover).filter(|cover| cover.cover > 0).collect()
+    }
+
+    /// Looks whether a neighbour that opens knows ids of our own log that this broker has not given out: then the data directory is older than the log, and
+    /// all that is published here is known already to that neighbour, by its ids. That cannot be undone while others read the ring; the next life
+    /// begins beyond these ids. A liar moves us by a bounded number of them.
+    pub(super) fn look_for_own_past(&self, covers: &[Cover], counters: &Counters) {
+        let (Some(log), next) = (&self.log, self.ring.next()) else { return };
+        let own = covers.iter().find(|cover| (cover.origin, cover.log) == self.own.key());
+        let Some(known) = own.map(|cover| Self::position_of(cover.cover)).filter(|known| *known >= next) else { return };
+        counters.own_ids_foreseen.add(1);
+        let is_near = known - next <= OWN_POSITIONS_FORESEEN_MAX;
+        if is_near {
+            log.skip_in_next_life(known);
+        }
+        let remedy = if is_near { "restart this broker" } else { "distrust that neighbour, or restart this broker with an empty data directory" };
+        let (lane, ids) = (self.id.0, known - next);
+        tracing::error!(lane, ids, remedy, "a neighbour knows more of this broker's log than the disk: what is published here does not reach it");
     }
 
     /// Calls `visit` for every origin-lane with what the ring no longer reaches of it.

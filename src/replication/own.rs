@@ -75,6 +75,16 @@ impl OwnLog {
         self.reserved.store(reserved, Ordering::Relaxed);
     }
 
+    /// A neighbour knows `position`, which this broker has not given out: the disk has forgotten that it did. The next life begins beyond it.
+    pub(super) fn skip_in_next_life(&self, position: u64) {
+        let mut written = self.head.lock();
+        if written.head.reserved <= position {
+            written.head.reserved = position.saturating_add(RUN_POSITIONS);
+            written.number = self.journal.push(Change::Log(written.head));
+            self.reserved.store(written.head.reserved, Ordering::Relaxed);
+        }
+    }
+
     /// When a block at `position`, which is [`claimed`](Self::claimed), may be seen by others, apart from what is in it.
     pub(super) fn safe_at(&self, position: u64) -> Safe {
         if position < self.safe.load(Ordering::Acquire) {

@@ -327,6 +327,7 @@ impl PortLane {
         if sender.theirs.as_ref().is_some_and(|known| known.number == mark.number) {
             return Ok(()); // repeated until answered
         }
+        lane.look_for_own_past(&theirs.covers, &self.replication.counters);
         if !theirs.new {
             self.adopt(&sender, lane, &theirs, now)?;
         }

@@ -288,6 +288,36 @@ fn a_restarted_broker_catches_up_and_passes_on_what_it_had_not_passed_on() {
     assert_eq!(b.broker.counters().gaps_received.value() + c.broker.counters().gaps_received.value(), 0);
 }
 
+/// As from a snapshot of a virtual machine.
+#[test]
+fn a_disk_that_went_back_is_noticed_and_the_next_life_begins_beyond() {
+    let now = start();
+    let (mut a, mut b) = (Durable::start(1, 1, Disk::default(), now), Durable::start(2, 1, Disk::default(), now));
+    [&mut a, &mut b].into_iter().for_each(Durable::commit);
+    let snapshot = a.disk.clone();
+    let say = |a: &mut Durable, payload: &str| {
+        let writes = a.publish(payload, QoS::AtLeastOnce, now);
+        a.write(writes);
+        a.commit();
+    };
+    for life in 2..=3 {
+        // It uses up what it had reserved.
+        (0..70_000).for_each(|_| drop(a.publish("x", QoS::AtLeastOnce, now)));
+        say(&mut a, "before");
+        drop(join(&mut a, &mut b, life, now));
+        assert_eq!((b.broker.got().pop(), a.broker.counters().own_ids_foreseen.value()), (Some("before"), 0));
+        a = Durable::start(1, life, snapshot.clone(), now);
+        drop(join(&mut a, &mut b, 10 * life, now));
+        assert_eq!(a.broker.counters().own_ids_foreseen.value(), 1, "that of the one lane");
+        a.commit();
+        a = a.restart(now);
+        let (up, mut down) = join(&mut a, &mut b, 10 * life + 1, now);
+        say(&mut a, "after");
+        flow_to(&up, &mut down, &mut b, now);
+        assert_eq!((b.broker.got().pop(), a.broker.counters().own_ids_foreseen.value()), (Some("after"), 0));
+    }
+}
+
 /// As after a power cut: both start at once, one of them in its old log.
 #[test]
 fn a_fresh_broker_delivers_nothing_that_a_resumed_one_has_from_before() {
