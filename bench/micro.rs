@@ -196,14 +196,8 @@ fn publish(criterion: &mut Criterion) {
     for receivers in [1, 100] {
         let (router, connections) = router(receivers, QoS::AtMostOnce);
         let (mut batch, mut routes, mut drained) = (Batch::default(), RouteCache::default(), Drained::default());
-        let message = Message {
-            topic: TOPIC,
-            payload: PAYLOAD,
-            qos: QoS::AtMostOnce,
-            retain: false,
-            expires_at: None,
-            properties: &[],
-        };
+        let message =
+            Message { topic: TOPIC, payload: PAYLOAD, qos: QoS::AtMostOnce, retain: false, expires_at: None, properties: &[] };
         group.throughput(Throughput::Elements((BATCH * receivers) as u64));
         group.bench_function(format!("publish {BATCH} messages to {receivers}, and drain"), |bencher| {
             bencher.iter(|| {

@@ -289,7 +289,8 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
         PULL => LaneFrame::Pull { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
         PAYLOADS => {
             let (alias, age_ms) = (alias(&mut reader)?, reader.varint("age")?);
-            let payloads = LaneFrame::Payloads { alias, age_ms, first: reader.varint_max(SEQUENCE_MAX, "first id")?, body: reader.rest() };
+            let payloads =
+                LaneFrame::Payloads { alias, age_ms, first: reader.varint_max(SEQUENCE_MAX, "first id")?, body: reader.rest() };
             return Ok(Some((payloads, length)));
         }
         GONE => LaneFrame::Gone { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },

@@ -347,9 +347,18 @@ impl Lane {
         if is_near {
             log.skip_in_next_life(known);
         }
-        let remedy = if is_near { "restart this broker" } else { "distrust that neighbour, or restart this broker with an empty data directory" };
+        let remedy = if is_near {
+            "restart this broker"
+        } else {
+            "distrust that neighbour, or restart this broker with an empty data directory"
+        };
         let (lane, ids) = (self.id.0, known - next);
-        tracing::error!(lane, ids, remedy, "a neighbour knows more of this broker's log than the disk: what is published here does not reach it");
+        tracing::error!(
+            lane,
+            ids,
+            remedy,
+            "a neighbour knows more of this broker's log than the disk: what is published here does not reach it"
+        );
     }
 
     /// Calls `visit` for every origin-lane with what the ring no longer reaches of it.

@@ -187,7 +187,9 @@ impl Pulls {
                 }
                 // It will be asked again.
                 None if is_full => continue,
-                None => drop(questions.insert((key, *sequence), Question { by: vec![by], since: now, asked_at: now, passed_at: now })),
+                None => {
+                    drop(questions.insert((key, *sequence), Question { by: vec![by], since: now, asked_at: now, passed_at: now }))
+                }
             }
             passed_on.push(*sequence);
         }

@@ -141,8 +141,9 @@ fn of_qos_2_nobody_sees_what_is_not_safe_and_others_overtake_it() {
 /// The disk hangs meanwhile.
 #[test]
 fn what_waits_for_the_disk_is_not_lost_when_the_ring_overtakes_its_port() {
-    let now = start();
-    let (mut a, mut b) = (Durable::start(1, 1, Disk::default(), now), Durable::start(2, 1, Disk::default(), now));
+    let before = start();
+    let (mut a, mut b) = (Durable::start(1, 1, Disk::default(), before), Durable::start(2, 1, Disk::default(), before));
+    let now = later(before);
     [&mut a, &mut b].into_iter().for_each(Durable::commit);
     let (up, mut down) = join(&mut a, &mut b, 1, now);
     for payload in ["once", "again"] {

@@ -136,7 +136,7 @@ fn an_origin_that_has_lost_its_log_says_that_its_messages_are_gone() {
     pair.parent = Broker::with(2, now, |config| config.log = LogId(777));
     (pair.up, pair.down) = (End::new(&pair.child, 2, 2), End::new(&pair.parent, 1, 2));
     pair.open(now);
-    let mut second = |pair: &mut Pair, seconds: u64| {
+    let second = |pair: &mut Pair, seconds: u64| {
         let at = now + Duration::from_secs(seconds);
         pair.child.replication.repeat_pulls(Duration::from_secs(600), at, &mut pair.child.inbox);
         pair.flow_up(at).unwrap();
