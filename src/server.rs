@@ -28,7 +28,7 @@ use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
 use crate::router::{Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
-use crate::shared::register::{Follow, Registers};
+use crate::shared::register::{self, Follow, Registers};
 use crate::shared::retained::RetainedCopies;
 use crate::shared::{StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
@@ -435,6 +435,9 @@ fn forget_log(router: &Router, log: &RestoredLog) {
         journal.push(Change::LogGone(head.lane));
     }
     log.covers.iter().for_each(|(stream, _)| journal.forget_cover(*stream));
+    for member in &log.members {
+        journal.push(Change::MemberGone(*member));
+    }
     journal.kick();
 }
 
@@ -522,6 +525,12 @@ fn start_mesh(
     let own = BrokerId::derive(&mesh.name, &config.name);
     let topics = mesh.topics.iter().map(|one| (one.filter.as_str().into(), mode(one.replication)));
     let interest = Arc::new(Interest::new(own, Rules::new(mode(mesh.replication), topics)));
+    let now = clock::now();
+    if let Some(journal) = router.journal() {
+        registers.follow(Arc::new(Roster(Arc::clone(journal))));
+        // Nothing is known of what they want, and they may come back with durable sessions.
+        log.members.iter().for_each(|member| registers.met(*member, now));
+    }
     registers.follow(Arc::clone(&interest) as Arc<dyn Follow>);
     if mesh.subscribe_ack == SubscribeAck::Mesh {
         interest.await_echoes(Echoes::new(Arc::clone(&registers)));
@@ -537,7 +546,6 @@ fn start_mesh(
         hop_max: mesh.hop_max,
         message_bytes_max: limits::MQTT_REMAINING_LENGTH_MAX as usize,
     };
-    let now = clock::now();
     let replication = match router.journal() {
         Some(journal) => Replication::durable(terms, interest, journal, log, now),
         None => Replication::with_interest(terms, interest, now),
@@ -556,6 +564,30 @@ fn mode(mode: ReplicationMode) -> Mode {
     match mode {
         ReplicationMode::Interest => Mode::Interest,
         ReplicationMode::Full => Mode::Full,
+    }
+}
+
+/// Writes down who the members of the mesh are: after a restart one who is still away is a member, of whom nothing is known.
+struct Roster(Arc<Journal>);
+
+impl Roster {
+    fn say(&self, change: Change) {
+        self.0.push(change);
+        self.0.kick();
+    }
+}
+
+impl Follow for Roster {
+    fn joined(&self, member: BrokerId) {
+        self.say(Change::Member(member));
+    }
+
+    fn known(&self, _: BrokerId) {}
+
+    fn changed(&self, _: BrokerId, _: &[register::Change]) {}
+
+    fn left(&self, member: BrokerId) {
+        self.say(Change::MemberGone(member));
     }
 }
 

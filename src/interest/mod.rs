@@ -346,12 +346,19 @@ impl Drop for Changes<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
-    use crate::shared::register::Value;
+    use crate::shared::register::{Registers, Value};
 
     const OWN: BrokerId = BrokerId(1);
     const A: BrokerId = BrokerId(2);
     const B: BrokerId = BrokerId(3);
+
+    #[expect(clippy::disallowed_methods, reason = "time starts somewhere")]
+    fn start() -> Instant {
+        Instant::now()
+    }
 
     fn interest() -> Interest {
         Interest::new(OWN, Rules::new(Mode::Interest, []))
@@ -384,6 +391,24 @@ mod tests {
         assert!(interest.is_wanted_elsewhere("t"), "A has another life");
         interest.joined(OWN);
         assert_eq!(interest.members(), (1, 0), "this broker is none of the others");
+    }
+
+    /// As after a restart: of those who are away nothing but that they are members.
+    #[test]
+    fn who_was_a_member_and_was_not_met_wants_everything_until_it_leaves() {
+        let timeout = Duration::from_secs(900);
+        let registers = Registers::new(OWN, timeout, 100);
+        let interest = Arc::new(interest());
+        let now = start();
+        registers.met(B, now);
+        registers.follow(Arc::clone(&interest) as Arc<dyn Follow>);
+        registers.met(A, now + timeout / 2);
+        interest.known(A);
+        assert!(interest.is_wanted_elsewhere("t"));
+        registers.tick(now + timeout - Duration::from_secs(1), &mut Vec::new());
+        assert!(interest.is_wanted_elsewhere("t"));
+        registers.tick(now + timeout, &mut Vec::new());
+        assert_eq!((interest.members(), interest.is_wanted_elsewhere("t")), ((1, 1), false));
     }
 
     #[test]

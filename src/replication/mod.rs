@@ -253,7 +253,7 @@ impl Replication {
         now: Instant,
     ) -> Arc<Self> {
         let config = config.in_bounds();
-        let RestoredLog { heads, blocks, covers, positions_in_doubt } = restored;
+        let RestoredLog { heads, blocks, covers, positions_in_doubt, .. } = restored;
         let of_lanes = config.reliable_lanes();
         let old = heads.first().map(|head| head.log).filter(|log| {
             heads.iter().all(|head| head.log == *log) && heads.iter().map(|head| head.lane).eq(of_lanes.clone().map(LaneId))

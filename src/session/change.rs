@@ -13,7 +13,7 @@ use super::logged::{LogHead, Logged};
 use super::message::{StoredMessage, Will};
 use super::subscriber::{SessionExpiry, SubscriberId, SubscriptionOptions};
 use crate::codec::{PacketId, QoS};
-use crate::ids::{LaneId, OriginLane, Stamp};
+use crate::ids::{BrokerId, LaneId, OriginLane, Stamp};
 
 /// The place of a message in its session: counts up with each that is kept for the client.
 pub type Order = u64;
@@ -97,6 +97,10 @@ pub enum Change {
     Cover(OriginLane, u64),
     /// Of an origin-lane nothing needs to be known any more.
     CoverGone(OriginLane),
+    /// Another broker is a member of the mesh.
+    Member(BrokerId),
+    /// It is none any more.
+    MemberGone(BrokerId),
 }
 
 impl Change {
@@ -121,7 +125,9 @@ impl Change {
             | Self::LogGone(_)
             | Self::Logged(_)
             | Self::Cover(..)
-            | Self::CoverGone(_) => None,
+            | Self::CoverGone(_)
+            | Self::Member(_)
+            | Self::MemberGone(_) => None,
         }
     }
 }

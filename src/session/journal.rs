@@ -406,7 +406,9 @@ fn cost(change: &Change, before: Option<&Change>) -> usize {
         | Change::Log(..)
         | Change::LogGone(..)
         | Change::Cover(..)
-        | Change::CoverGone(..) => 0,
+        | Change::CoverGone(..)
+        | Change::Member(_)
+        | Change::MemberGone(_) => 0,
     };
     CHANGE_OVERHEAD_BYTES + bytes
 }
@@ -541,7 +543,12 @@ impl Later {
             Change::Logged(block) => !self.logs_gone.contains(&block.lane),
             Change::LogGone(lane) => self.logs_gone.insert(*lane),
             // Counted below; or bounded by what there is.
-            Change::Received(..) | Change::Completed(..) | Change::Cover(..) | Change::CoverGone(_) => true,
+            Change::Received(..)
+            | Change::Completed(..)
+            | Change::Cover(..)
+            | Change::CoverGone(_)
+            | Change::Member(_)
+            | Change::MemberGone(_) => true,
         }
     }
 

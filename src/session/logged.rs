@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::ids::{LaneId, LogId, OriginLane};
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
 
 /// The broker's own log in one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct RestoredLog {
     pub blocks: Vec<Logged>,
     /// Of every origin-lane of others: ids up to here were dealt with.
     pub covers: Vec<(OriginLane, u64)>,
+    /// The other members of the mesh.
+    pub members: Vec<BrokerId>,
     /// So many positions above what is reserved are not to be used: of what was written last something may be lost.
     pub positions_in_doubt: u64,
 }

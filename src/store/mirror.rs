@@ -217,6 +217,8 @@ impl Mirror {
             Change::Logged(block) => self.replay(|replay, said| replay.log(block, 0, said)),
             Change::Cover(stream, cover) => self.replay(|replay, said| replay.cover(stream, cover, 0, said)),
             Change::CoverGone(stream) => self.replay(|replay, said| replay.uncover(stream, said)),
+            Change::Member(broker) => self.replay(|replay, said| replay.join(broker, 0, said)),
+            Change::MemberGone(broker) => self.replay(|replay, said| replay.leave(broker, said)),
         }
     }
 

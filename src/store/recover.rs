@@ -32,6 +32,7 @@ pub(super) struct Reading {
     logs: BTreeMap<LaneId, (LogHead, Segment)>,
     blocks: BTreeMap<(LaneId, u64), (Logged, Segment)>,
     covers: Map<OriginLane, (u64, Segment)>,
+    members: Map<BrokerId, Segment>,
     last_session: u64,
     last_message: u64,
 }
@@ -135,6 +136,7 @@ impl Reading {
             logs: BTreeMap::new(),
             blocks: BTreeMap::new(),
             covers: Map::default(),
+            members: Map::default(),
             last_session: 0,
             last_message: 0,
         }
@@ -283,6 +285,12 @@ impl Reading {
             Record::CoverGone { lane, origin, log } => {
                 self.covers.remove(&OriginLane { origin: BrokerId(origin), log: LogId(log), lane: LaneId(lane) });
             }
+            Record::Member { broker } => {
+                self.members.insert(BrokerId(broker), at);
+            }
+            Record::MemberGone { broker } => {
+                self.members.remove(&BrokerId(broker));
+            }
         }
     }
 }
@@ -328,7 +336,7 @@ pub struct Restored {
 impl Reading {
     /// All segments were read.
     pub(super) fn finish(self) -> (Mirror, Restored, Lost) {
-        let Self { clocks, sessions, messages, retained, logs, blocks, covers, last_session, last_message } = self;
+        let Self { clocks, sessions, messages, retained, logs, blocks, covers, members, last_session, last_message } = self;
         let now = clocks.now;
         let (mut mirror, mut lost) = (Mirror::default(), Lost::default());
         mirror.number_messages_from(last_message);
@@ -377,6 +385,7 @@ impl Reading {
             logs.into_values().for_each(|(head, at)| replay.set_head(head, at, said));
             blocks.into_values().for_each(|(block, at)| replay.log(block, at, said));
             covers.into_iter().for_each(|(stream, (cover, at))| replay.cover(stream, cover, at, said));
+            members.into_iter().for_each(|(broker, at)| replay.join(broker, at, said));
         });
         let restored = Restored {
             sessions: restored_sessions(&mirror),
@@ -440,6 +449,7 @@ fn restored_log(mirror: &Mirror) -> RestoredLog {
         heads: replay.heads().copied().collect(),
         blocks: replay.blocks().cloned().collect(),
         covers: replay.covers().collect(),
+        members: replay.members().collect(),
         positions_in_doubt: 0,
     }
 }

@@ -1,4 +1,5 @@
-//! What the disk is to hold of the mesh's logs: the broker's own log of each lane, block by block, and how far it has come in the logs of others. A part of the
+//! What the disk is to hold of the mesh's logs: the broker's own log of each lane, block by block, and how far it has come in the logs of others, and
+//! who these are. A part of the
 //! [mirror](super::mirror): the same slots, the same commits.
 //!
 //! A block goes when the ring has trimmed it. That is said once a lane, by the floor in the log's head: a block that still stands in an old segment and is not
@@ -8,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::clocks::Clocks;
 use super::mirror::{Segment, Sink, Slot};
-use crate::ids::{LaneId, OriginLane};
+use crate::ids::{BrokerId, LaneId, OriginLane};
 use crate::session::record::Record;
 use crate::session::{LogHead, Logged};
 
@@ -19,6 +20,7 @@ pub(super) enum ReplayKey {
     /// By its first sequence.
     Block(LaneId, u64),
     Cover(OriginLane),
+    Member(BrokerId),
 }
 
 /// See the module's page.
@@ -26,6 +28,7 @@ pub(super) enum ReplayKey {
 pub(super) struct Replay {
     lanes: BTreeMap<LaneId, OwnLane>,
     covers: HashMap<OriginLane, (u64, Slot), ahash::RandomState>,
+    members: HashMap<BrokerId, Slot, ahash::RandomState>,
     /// Bytes of all blocks.
     bytes: u64,
     blocks: usize,
@@ -98,11 +101,27 @@ impl Replay {
         }
     }
 
+    /// The broker is a member. It may be said more than once.
+    pub(super) fn join(&mut self, broker: BrokerId, at: Segment, said: &mut Said<'_>) {
+        let slot = self.members.entry(broker).or_default();
+        if !slot.stands() && !slot.is_dirty {
+            *slot = slot.changed(at, || (said.dirty)(ReplayKey::Member(broker)));
+        }
+    }
+
+    /// It is none any more.
+    pub(super) fn leave(&mut self, broker: BrokerId, said: &mut Said<'_>) {
+        if self.members.remove(&broker).is_some_and(Slot::stands) {
+            (said.gone)(ReplayKey::Member(broker));
+        }
+    }
+
     pub(super) fn slot(&self, key: &ReplayKey) -> Option<Slot> {
         match key {
             ReplayKey::Log(lane) => self.lanes.get(lane).map(|own| own.slot),
             ReplayKey::Block(lane, first) => self.lanes.get(lane)?.blocks.get(first).map(|(_, slot)| *slot),
             ReplayKey::Cover(stream) => self.covers.get(stream).map(|(_, slot)| *slot),
+            ReplayKey::Member(broker) => self.members.get(broker).copied(),
         }
     }
 
@@ -111,6 +130,7 @@ impl Replay {
             ReplayKey::Log(lane) => self.lanes.get_mut(lane).map(|own| &mut own.slot),
             ReplayKey::Block(lane, first) => self.lanes.get_mut(lane)?.blocks.get_mut(first).map(|(_, slot)| slot),
             ReplayKey::Cover(stream) => self.covers.get_mut(stream).map(|(_, slot)| slot),
+            ReplayKey::Member(broker) => self.members.get_mut(broker),
         }
     }
 
@@ -121,6 +141,7 @@ impl Replay {
             own.blocks.iter().for_each(|(first, (_, slot))| look(slot, ReplayKey::Block(*lane, *first)));
         }
         self.covers.iter().for_each(|(stream, (_, slot))| look(slot, ReplayKey::Cover(*stream)));
+        self.members.iter().for_each(|(broker, slot)| look(slot, ReplayKey::Member(*broker)));
     }
 
     /// What a record takes beside what every record does, bytes.
@@ -129,13 +150,13 @@ impl Replay {
             ReplayKey::Block(lane, first) => {
                 self.lanes.get(lane).and_then(|own| own.blocks.get(first)).map_or(0, |(block, _)| block.body.len() as u64)
             }
-            ReplayKey::Log(_) | ReplayKey::Cover(_) => 0,
+            ReplayKey::Log(_) | ReplayKey::Cover(_) | ReplayKey::Member(_) => 0,
         }
     }
 
     /// How many records all this is, and their bytes.
     pub(super) fn size(&self) -> (usize, u64) {
-        (self.lanes.len() + self.blocks + self.covers.len(), self.bytes)
+        (self.lanes.len() + self.blocks + self.covers.len() + self.members.len(), self.bytes)
     }
 
     /// Hands the record of `key` to `sink` if it is dirty and there is still something.
@@ -171,6 +192,7 @@ impl Replay {
                 }
                 None => Ok(()),
             },
+            ReplayKey::Member(broker) => sink.put(&Record::Member { broker: broker.0 }),
         }
     }
 
@@ -184,6 +206,7 @@ impl Replay {
             ReplayKey::Cover(OriginLane { origin, log, lane }) => {
                 sink.put(&Record::CoverGone { lane: lane.0, origin: origin.0, log: log.0 })
             }
+            ReplayKey::Member(broker) => sink.put(&Record::MemberGone { broker: broker.0 }),
             // The floor says it.
             ReplayKey::Block(..) => Ok(()),
         }
@@ -195,6 +218,10 @@ impl Replay {
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Logged> {
         self.lanes.values().flat_map(|own| own.blocks.values().map(|(block, _)| block))
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = BrokerId> {
+        self.members.keys().copied()
     }
 
     pub(super) fn covers(&self) -> impl Iterator<Item = (OriginLane, u64)> {

@@ -1,6 +1,6 @@
 //! Histories of changes made by chance, on a disk that may be full, be cut off, or rot: what is read back is what was safe.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -172,6 +172,7 @@ struct Model {
     logs: BTreeMap<u8, ModelLog>,
     /// By the origin.
     covers: BTreeMap<u64, u64>,
+    members: BTreeSet<u64>,
 }
 
 /// The broker's own log in one lane.
@@ -226,6 +227,7 @@ impl From<&Restored> for Model {
             model.logs.insert(head.lane.0, ModelLog { log: head.log.0, reserved: head.reserved, floor: head.floor, blocks });
         }
         model.covers = restored.log.covers.iter().map(|(stream, cover)| (stream.origin.0, *cover)).collect();
+        model.members = restored.log.members.iter().map(|member| member.0).collect();
         model
     }
 }
@@ -277,7 +279,7 @@ impl History {
         };
         let id = SubscriberId(number);
         let topic = format!("t/{}", self.rng.random_range(0..5));
-        match self.rng.random_range(0..22) {
+        match self.rng.random_range(0..24) {
             0 => self.begin(),
             16..=19 => vec![self.log()],
             20 => {
@@ -292,6 +294,16 @@ impl History {
                 let origin = self.rng.random_range(0..3);
                 self.model.covers.remove(&origin);
                 vec![Change::CoverGone(stream(origin))]
+            }
+            22 => {
+                let member = self.rng.random_range(0..3);
+                self.model.members.insert(member);
+                vec![Change::Member(BrokerId(member))]
+            }
+            23 => {
+                let member = self.rng.random_range(0..3);
+                self.model.members.remove(&member);
+                vec![Change::MemberGone(BrokerId(member))]
             }
             1 => {
                 self.model.sessions.remove(&number);

@@ -42,6 +42,7 @@ impl Disk {
             heads: self.heads.values().copied().collect(),
             blocks,
             covers: self.covers.iter().map(|(stream, cover)| (*stream, *cover)).collect(),
+            members: Vec::new(),
             positions_in_doubt: 0,
         }
     }
