@@ -364,6 +364,27 @@ fn a_register_does_not_grow_by_being_changed() {
     assert!(churned > 2_000_000 && world.bytes < 1_200_000, "{churned} bytes, then {}", world.bytes);
 }
 
+/// Also a register that is long on its way: that its owner is a member is known at once.
+#[test]
+fn who_is_named_by_a_neighbour_is_a_member_of_whom_nothing_is_known() {
+    let mut world = World::new(1, 3);
+    world.link(0, 1);
+    (0..20).for_each(|_| world.step());
+    world.cut(0, 1);
+    world.link(1, 2);
+    let state = |world: &World| world.nodes[2].mirror.0.lock().get(&id(0)).map(|(known, _)| *known);
+    assert_eq!(state(&world), None);
+    let (port, now) = (world.port(2, 1), world.now);
+    let dead = Have { owner: id(0), incarnation: Incarnation(1), version: 1, age: MEMBER_TIMEOUT / 2 };
+    let mut out = Vec::new();
+    world.nodes[2].registers.hear_have(port, &[dead, Have { owner: id(2), ..dead }], now, &mut out);
+    assert_eq!(state(&world), Some(false));
+    assert_eq!(world.nodes[2].registers.members(), [(id(0), false)], "and not oneself");
+    world.send(2, out);
+    (0..20).for_each(|_| world.step());
+    assert_eq!(state(&world), Some(true));
+}
+
 /// A broker that is dead is known until it leaves, also to those who come when it is dead; then to nobody, however often they meet.
 #[test]
 fn the_dead_are_known_until_they_leave_and_do_not_come_back() {

@@ -426,6 +426,10 @@ impl Registers {
             // Of one who left we do not begin again.
             let Some(seen) = now.checked_sub(have.age).filter(|_| have.age < self.member_timeout) else { continue };
             port.note(have.owner, (have.incarnation, have.version), seen);
+            if have.owner != self.own {
+                // Until its register has come it wants everything.
+                self.member(inner, have.owner, seen);
+            }
             self.seek_one(inner, have.owner, now, out);
         }
         inner.flush(self.own, now, out);
