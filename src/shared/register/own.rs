@@ -136,10 +136,20 @@ impl Register {
         let mut pending = self.pending.lock();
         let mut changes = Vec::new();
         let mut taken = 0;
+        // That not everything is wanted any more holds only once all is told that is wanted instead.
+        let narrowed = matches!(pending.changes.first_key_value(), Some((Key::Everything, None)));
+        let narrowed = if narrowed { pending.changes.pop_first() } else { None };
         while taken < bytes {
             let Some((key, value)) = pending.changes.pop_first() else { break };
             taken += key.len() + ENTRY_BYTES;
             changes.push((key, value));
+        }
+        if let Some((key, value)) = narrowed {
+            if pending.changes.is_empty() {
+                changes.push((key, value));
+            } else {
+                pending.changes.insert(key, value);
+            }
         }
         let is_all = pending.changes.is_empty();
         let echo = is_all && std::mem::take(&mut pending.echo);
@@ -194,5 +204,38 @@ impl Pending {
 
     fn remove(&mut self, key: Key) {
         self.changes.insert(key, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_wanted_until_all_is_told_that_is_wanted_instead() {
+        let register = Register::new(100);
+        let filter = |n: usize| format!("{n}/{}", "long".repeat(10));
+        (0..=100).for_each(|n| register.add_filter(&filter(n)));
+        while register.has_news() {
+            register.take(1_000);
+        }
+        (40..=100).for_each(|n| register.remove_filter(&filter(n)));
+        let (mut told, mut deltas) = (Vec::new(), 0);
+        loop {
+            let taken = register.take(1_000);
+            told.extend(taken.changes);
+            deltas += 1;
+            if taken.is_all {
+                break;
+            }
+        }
+        assert!(deltas > 3);
+        assert_eq!(told.pop(), Some((Key::Everything, None)));
+        let wanted = told.iter().filter(|(key, value)| matches!(key, Key::Filter(_)) && value.is_some()).count();
+        assert_eq!((wanted, told.contains(&(Key::Everything, None))), (40, false));
+
+        // It is many again before all was told: that comes first.
+        (40..=100).for_each(|n| register.add_filter(&filter(n)));
+        assert_eq!(register.take(1).changes, [(Key::Everything, Some(Value::Present))]);
     }
 }
