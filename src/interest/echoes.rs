@@ -1,7 +1,7 @@
 //! Whether other members know what this broker wants: what a SUBACK waits for where `subscribe_ack = "mesh"`.
 //!
-//! Each member tells how far it has taken in our register. Waited for are those to whom messages reach at present: who is cut off, or dead,
-//! holds up nobody.
+//! Each member tells how far it has taken in our register. Waited for are those to whom messages reach at present, met or not: who is cut off,
+//! or dead, holds up nobody.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -81,9 +81,8 @@ impl Echoes {
         if reachable.as_ref().is_some_and(BTreeSet::is_empty) {
             return true;
         }
-        let is_waited_for = |member: BrokerId| reachable.as_ref().is_none_or(|reachable| reachable.contains(&member));
         let told = self.registers.own().told(asked);
-        told.is_some_and(|version| self.registers.is_echoed_by(is_waited_for, version))
+        told.is_some_and(|version| self.registers.is_echoed_by(reachable.as_ref(), version))
     }
 }
 
@@ -113,9 +112,13 @@ impl Drop for EchoWait {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
+
+    use bytes::Bytes;
 
     use super::*;
+    use crate::ids::Incarnation;
+    use crate::shared::Signature;
 
     #[test]
     fn who_is_not_reached_is_not_waited_for() {
@@ -132,5 +135,28 @@ mod tests {
         assert!(wait.poll(&mut context).is_pending());
         drop(wait);
         assert!(echoes.waiters.lock().wakers.is_empty());
+    }
+
+    /// Somebody has joined, or two parts have met: a neighbour says who is behind it, and their records come later.
+    #[test]
+    fn who_is_reached_and_was_not_met_is_waited_for() {
+        let registers = Registers::new(BrokerId(1), Duration::from_secs(900), 100);
+        registers.begin(Incarnation(1));
+        let sign = |_: &[u8]| Some(Signature { chain: Bytes::new(), scheme: 0, bytes: Bytes::new() });
+        let echoes = Echoes::new(Arc::clone(&registers));
+        let mut context = Context::from_waker(Waker::noop());
+        echoes.set_reachable(Some([BrokerId(1)].into()));
+        let wait = echoes.ask();
+        registers.tell(now(), sign, &mut Vec::new());
+        assert!(wait.poll(&mut context).is_ready(), "nobody but ourselves");
+        echoes.set_reachable(Some([BrokerId(2)].into()));
+        assert!(wait.poll(&mut context).is_pending());
+        echoes.set_reachable(None);
+        assert!(wait.poll(&mut context).is_ready(), "there are no members");
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    fn now() -> Instant {
+        Instant::now()
     }
 }

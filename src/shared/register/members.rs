@@ -1,6 +1,6 @@
 //! The registers of all members: what counts of each, and what is passed on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -189,16 +189,21 @@ impl Registers {
         self.inner.lock().members.iter().map(|(id, member)| (*id, member.current.is_some())).collect()
     }
 
-    /// Whether every member that is asked has told that it took in our register up to `version`.
+    /// Whether everybody who is asked has told that it took in our register up to `version`; who is no member yet has not. `None` asks all members.
     #[must_use]
-    pub fn is_echoed_by(&self, is_asked: impl Fn(BrokerId) -> bool, version: u64) -> bool {
+    pub fn is_echoed_by(&self, asked: Option<&BTreeSet<BrokerId>>, version: u64) -> bool {
         let inner = self.inner.lock();
-        let Some(own) = &inner.own else { return inner.members.is_empty() };
+        let Some(own) = &inner.own else { return inner.members.is_empty() && asked.is_none_or(BTreeSet::is_empty) };
         let wanted = Echo { incarnation: own.incarnation, version };
         let key = Key::Echo(self.own);
-        let said = |member: &Member| member.current.as_ref().and_then(|content| content.value(&key).cloned());
-        let asked = inner.members.iter().filter(|(id, _)| is_asked(**id));
-        asked.map(|(_, member)| said(member)).all(|said| matches!(said, Some(Value::Echo(echo)) if echo >= wanted))
+        let has_said = |member: &Member| {
+            let said = member.current.as_ref().and_then(|content| content.value(&key));
+            matches!(said, Some(Value::Echo(echo)) if *echo >= wanted)
+        };
+        match asked {
+            Some(asked) => asked.iter().all(|id| *id == self.own || inner.members.get(id).is_some_and(has_said)),
+            None => inner.members.values().all(has_said),
+        }
     }
 
     /// This broker's life is settled: its register is of it. The first call counts.
