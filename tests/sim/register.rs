@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mqtt_st_quic::ids::{BrokerId, Incarnation, PortId};
 use mqtt_st_quic::limits::{REGISTER_FILTERS_MAX, REGISTER_ON_THE_WAY_BYTES};
 use mqtt_st_quic::shared::register::{
-    Change, Claim, DeltaHead, End, Follow, Have, Judgement, Key, Page, Registers, Say, Value, Want,
+    Change, Claim, Delta, DeltaHead, DeltaMode, End, Follow, Have, Judgement, Key, Page, Registers, Say, Value, Want,
 };
 use mqtt_st_quic::shared::{Signature, SignedRecord};
 use parking_lot::Mutex;
@@ -27,7 +27,7 @@ struct Mirror(Mutex<BTreeMap<BrokerId, (bool, BTreeMap<Key, Value>)>>);
 impl Follow for Mirror {
     fn joined(&self, member: BrokerId) {
         let before = self.0.lock().insert(member, (false, BTreeMap::new()));
-        assert!(before.is_none(), "{member} joins twice");
+        assert!(before.is_none_or(|(is_known, _)| is_known), "{member} joins twice");
     }
 
     fn known(&self, member: BrokerId) {
@@ -362,6 +362,41 @@ fn a_register_does_not_grow_by_being_changed() {
         assert!(waited < 1_000);
     }
     assert!(churned > 2_000_000 && world.bytes < 1_200_000, "{churned} bytes, then {}", world.bytes);
+}
+
+/// Whose register is refused is at no time nobody: who looks in between would find that it wants nothing.
+#[test]
+fn whose_register_is_refused_is_a_member_of_whom_nothing_is_known() {
+    struct Stays;
+    impl Follow for Stays {
+        fn joined(&self, _: BrokerId) {}
+        fn known(&self, _: BrokerId) {}
+        fn changed(&self, _: BrokerId, _: &[Change]) {}
+        fn left(&self, member: BrokerId) {
+            panic!("{member} leaves");
+        }
+    }
+    let mut world = World::new(1, 2);
+    world.link(0, 1);
+    (0..20).for_each(|_| world.step());
+    let state = |world: &World| world.nodes[1].mirror.0.lock().get(&id(0)).map(|(known, content)| (*known, content.len()));
+    assert_eq!(state(&world), Some((true, BASE)));
+    let registers = Arc::clone(&world.nodes[1].registers);
+    registers.follow(Arc::new(Stays));
+    let mut out = Vec::new();
+    let (port, now) = (world.port(1, 0), world.now);
+    registers.port_up(port, now, &mut out);
+    let at = out.iter().find_map(|(_, say)| match say {
+        Say::Have(haves) => haves.iter().find(|have| have.owner == id(0)).copied(),
+        _ => None,
+    });
+    let Have { owner, incarnation, version, .. } = at.unwrap();
+    let head = DeltaHead { owner, incarnation, version: version + 1, whole: true, echo: false, digest: 1 };
+    let wire = Delta { head, changes: vec![(filter("new"), Some(Value::Present))] }.encode();
+    let signature = Signature { chain: Default::default(), scheme: 0, bytes: Default::default() };
+    let signed = SignedRecord { wire: wire.into(), signature };
+    assert!(registers.take(port, DeltaMode::Next, signed, now, &mut out).is_err());
+    assert_eq!(state(&world), Some((false, 0)));
 }
 
 /// Also a register that is long on its way: that its owner is a member is known at once.

@@ -415,10 +415,8 @@ impl Registers {
         let was_known = member.current.is_some();
         *member = Member { refused_until: Some(now + REFUSED_TIME), ..Member::new(member.seen) };
         if was_known {
-            self.tell_followers(|follower| {
-                follower.left(owner);
-                follower.joined(owner);
-            });
+            // In one step: at no time is it nobody who wants nothing.
+            self.tell_followers(|follower| follower.joined(owner));
         }
     }
 
