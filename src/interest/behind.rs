@@ -21,7 +21,7 @@ pub struct Neighbourhood {
 struct Neighbour {
     /// Whether messages go over the link.
     is_open: bool,
-    /// What the far side said last.
+    /// What the far side said last, since it opened.
     heard: Option<BTreeSet<BrokerId>>,
     /// What it was told last; the outer `None`: nothing since it opened.
     told: Option<Option<BTreeSet<BrokerId>>>,
@@ -34,13 +34,19 @@ impl Neighbourhood {
         Self { own, links: BTreeMap::new() }
     }
 
-    /// The link has become a tree link, or is none any more.
-    pub fn set_open(&mut self, port: PortId, is_open: bool) {
+    /// The link has become a tree link, or is none any more. Whether that is news. What was heard while it was one counts no more once it is
+    /// none: the next opening is one of both sides, and brings new word, which may be here before we have opened.
+    pub fn set_open(&mut self, port: PortId, is_open: bool) -> bool {
         let neighbour = self.links.entry(port).or_default();
-        if neighbour.is_open != is_open {
-            neighbour.is_open = is_open;
-            neighbour.told = None;
+        if neighbour.is_open == is_open {
+            return false;
         }
+        neighbour.is_open = is_open;
+        neighbour.told = None;
+        if !is_open {
+            neighbour.heard = None;
+        }
+        true
     }
 
     /// The far side says who is behind it.
@@ -114,7 +120,17 @@ mod tests {
         links.set_open(port(3), false);
         assert_eq!(links.tell(), [(port(2), ids(&[1]))]);
         links.set_open(port(3), true);
-        assert_eq!(links.tell(), [(port(2), ids(&[1, 3, 4])), (port(3), ids(&[1, 2]))], "who opens is told again");
+        assert_eq!(
+            links.tell(),
+            [(port(2), None), (port(3), ids(&[1, 2]))],
+            "who opens is told again, and what it said before is void"
+        );
+        links.hear(port(3), ids(&[3]));
+        assert_eq!(links.tell(), [(port(2), ids(&[1, 3]))]);
+        links.set_open(port(3), false);
+        links.hear(port(3), ids(&[3, 5]));
+        links.set_open(port(3), true);
+        assert_eq!(links.tell(), [(port(2), ids(&[1, 3, 5])), (port(3), ids(&[1, 2]))], "its word was here first");
         links.remove(port(3));
         assert_eq!(links.tell(), [(port(2), ids(&[1]))]);
     }

@@ -14,7 +14,9 @@ const TELL_DELAY: Duration = Duration::from_millis(5);
 impl Driver {
     /// A link has become a tree link, or is none any more.
     pub(super) fn tree_link(&mut self, port: PortId, is_open: bool) {
-        self.neighbourhood.set_open(port, is_open);
+        if self.neighbourhood.set_open(port, is_open) && !is_open {
+            self.on_link(port, |link| link.port.set_behind(None));
+        }
         self.neighbourhood_changed();
     }
 
