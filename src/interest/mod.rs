@@ -405,9 +405,9 @@ mod tests {
         registers.met(A, now + timeout / 2);
         interest.known(A);
         assert!(interest.is_wanted_elsewhere("t"));
-        registers.tick(now + timeout - Duration::from_secs(1), &mut Vec::new());
+        assert_eq!(registers.tick(now + timeout - Duration::from_secs(1), &mut Vec::new()), []);
         assert!(interest.is_wanted_elsewhere("t"));
-        registers.tick(now + timeout, &mut Vec::new());
+        assert_eq!(registers.tick(now + timeout, &mut Vec::new()), [(B, 0)]);
         assert_eq!((interest.members(), interest.is_wanted_elsewhere("t")), ((1, 1), false));
     }
 

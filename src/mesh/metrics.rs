@@ -20,6 +20,8 @@ pub(super) struct MeshMetrics {
     refused: ByReason<u64>,
     /// Whom we dialled in vain.
     dials_failed: ByReason<u64>,
+    /// Brokers that were not heard of for too long.
+    pub(super) members_left: Counter,
     pub(super) bpdus_sent: Counter,
     pub(super) bpdus_received: Counter,
     tree_changes: ByReason<u64>,
@@ -77,6 +79,11 @@ impl MeshMetrics {
         };
         let mut samples = vec![
             Sample::counter("mesh_links_opened", "Links that came up", self.links_opened.value()),
+            Sample::counter(
+                "mesh_members_left",
+                "Brokers that were not heard of for mesh.member_timeout: nothing is kept for their sessions any more",
+                self.members_left.value(),
+            ),
             Sample::counter("mesh_bpdus_sent", "Configuration messages of the spanning tree sent", self.bpdus_sent.value()),
             Sample::counter(
                 "mesh_bpdus_received",

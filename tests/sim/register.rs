@@ -399,6 +399,21 @@ fn whose_register_is_refused_is_a_member_of_whom_nothing_is_known() {
     assert_eq!(state(&world), Some((false, 0)));
 }
 
+/// Nothing is kept any more for the sessions of one who leaves: that is to be told.
+#[test]
+fn who_leaves_is_told_with_its_sessions() {
+    let mut world = World::new(1, 2);
+    for client in ["x", "y"] {
+        world.nodes[0].registers.own().claim(&Arc::from(client), Claim { stamp: 0 });
+    }
+    world.link(0, 1);
+    (0..20).for_each(|_| world.step());
+    world.cut(0, 1);
+    let (now, registers) = (world.now, &world.nodes[1].registers);
+    let left = [Duration::ZERO, MEMBER_TIMEOUT, 2 * MEMBER_TIMEOUT].map(|time| registers.tick(now + time, &mut Vec::new()));
+    assert_eq!(left, [vec![], vec![(id(0), 2)], vec![]]);
+}
+
 /// Also a register that is long on its way: that its owner is a member is known at once.
 #[test]
 fn who_is_named_by_a_neighbour_is_a_member_of_whom_nothing_is_known() {

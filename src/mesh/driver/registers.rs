@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{Driver, Entry};
 use crate::clock;
@@ -116,7 +116,18 @@ impl Driver {
     /// Once a second.
     pub(super) fn register_tick(&mut self) {
         let mut out = Vec::new();
-        self.settings.registers.tick(clock::now(), &mut out);
+        for (broker, sessions) in self.settings.registers.tick(clock::now(), &mut out) {
+            self.settings.local.metrics.members_left.add(1);
+            let name = self.name_of(broker);
+            match sessions {
+                0 => info!(broker = %name, "not heard of for `mesh.member_timeout`: no member any more"),
+                _ => warn!(
+                    broker = %name,
+                    sessions,
+                    "not heard of for `mesh.member_timeout`: no member any more, and what is published from now on is not kept for its sessions"
+                ),
+            }
+        }
         self.say(out);
     }
 

@@ -133,6 +133,11 @@ impl Content {
         self.entries.get(key)
     }
 
+    /// How many sessions its owner has.
+    pub(super) fn sessions(&self) -> usize {
+        self.entries.keys().filter(|key| matches!(key, Key::Session(_))).count()
+    }
+
     /// What turns `former` into this.
     pub(super) fn changes_from(&self, former: Option<&Self>) -> Vec<Change> {
         let was = |key: &Key| former.and_then(|former| former.value(key));

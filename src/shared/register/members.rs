@@ -541,8 +541,9 @@ impl Registers {
         others.for_each(|port| port.untold.push(owner));
     }
 
-    /// Once a second or so: forgets who has left, asks again where nothing came.
-    pub fn tick(&self, now: Instant, out: &mut Vec<(PortId, Say)>) {
+    /// Once a second or so: forgets who has left, asks again where nothing came. Gives who has left, and how many sessions each of them had: what
+    /// is published from now on is not kept for these.
+    pub fn tick(&self, now: Instant, out: &mut Vec<(PortId, Say)>) -> Vec<(BrokerId, usize)> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let timeout = self.member_timeout;
@@ -550,13 +551,13 @@ impl Registers {
         inner.members.retain(|id, member| {
             let stays = now.saturating_duration_since(member.seen) < timeout;
             if !stays {
-                left.push(*id);
+                left.push((*id, member.current.as_ref().map_or(0, Content::sessions)));
             }
             stays
         });
-        for id in left {
-            self.register.forget(id);
-            self.tell_followers(|follower| follower.left(id));
+        for (id, _) in &left {
+            self.register.forget(*id);
+            self.tell_followers(|follower| follower.left(*id));
         }
         for seek in inner.seeks.values_mut() {
             if let Some(port) = seek.overdue(now).and_then(|port| inner.ports.get_mut(&port)) {
@@ -569,6 +570,7 @@ impl Registers {
         let ports = &inner.ports;
         inner.seeks.retain(|owner, seek| seek.is_asking() || ports.values().any(|port| port.has.contains_key(owner)));
         self.seek_all(inner, now, out);
+        left
     }
 
     fn tell_followers(&self, tell: impl Fn(&dyn Follow)) {
