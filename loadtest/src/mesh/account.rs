@@ -159,7 +159,7 @@ impl Account {
             let heard = book.flows.iter().enumerate().filter_map(|(publisher, flow)| Some((publisher, flow.as_ref()?)));
             flows.extend(heard.filter_map(|(publisher, flow)| {
                 let qos = plan.publishers.get(publisher)?.qos;
-                Some(FlowAccount::new((publisher, subscriber), qos, flow, &*books.publisher(publisher)?, &seconds))
+                Some(FlowAccount::new((publisher, subscriber), qos, flow, &*books.publisher(publisher)?, seconds))
             }));
             SubscriberAccount {
                 at: home(plan, &subscribing.at),

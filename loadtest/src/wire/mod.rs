@@ -48,7 +48,6 @@ impl fmt::Display for Version {
 /// How often a message may arrive: the quality of service of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(into = "u8")]
-#[expect(clippy::enum_variant_names, reason = "the specification's names")]
 pub enum QoS {
     /// At most once.
     #[value(name = "0")]
