@@ -258,7 +258,7 @@ mod tests {
         let (ours, mut client) = tokio::io::duplex(64 * 1024);
         client.write_all(b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x00\x00\x02me").await.unwrap();
         let admitted = admit(ours, peer, Arc::clone(&router), terms).await.unwrap();
-        let served = task::spawn("client", async move { drop(admitted.serve().await) });
+        let served = task::spawn("client", async move { admitted.serve().await });
         let mut answer = [0; 4];
         client.read_exact(&mut answer).await.unwrap();
         assert_eq!(answer, [0x20, 2, 0, 0]);

@@ -175,9 +175,10 @@ impl Lane {
     }
 
     /// Whether what is `age_ms` old was published before this broker's log began: then it is owed to none of its subscribers. Brokers that
-    /// are all new have everything of each other, whoever was first.
+    /// are all new have everything of QoS 1 and 2 of each other, whoever was first; of QoS 0 nothing, as one that was restarted in that time would
+    /// give its subscribers once more what they had of its former life.
     pub(super) fn is_from_before(&self, age_ms: u64, now: Instant) -> bool {
-        !self.is_new(now) && self.born_at.is_some_and(|born_at| is_older(age_ms, born_at, now))
+        (!self.reliable || !self.is_new(now)) && self.born_at.is_some_and(|born_at| is_older(age_ms, born_at, now))
     }
 
     /// Whether what is `age_ms` old was published while this broker was down: then it is owed to the sessions that it had, and to no others.

@@ -20,9 +20,12 @@ const MEMBER_TIMEOUT: Duration = Duration::from_secs(900);
 /// What every broker says from its beginning on in each of its lives.
 const BASE: usize = 40;
 
+/// Whether a register is known as a whole, and what is known of it.
+type Told = (bool, BTreeMap<Key, Value>);
+
 /// What one broker was told of the others.
 #[derive(Default)]
-struct Mirror(Mutex<BTreeMap<BrokerId, (bool, BTreeMap<Key, Value>)>>);
+struct Mirror(Mutex<BTreeMap<BrokerId, Told>>);
 
 impl Follow for Mirror {
     fn joined(&self, member: BrokerId) {

@@ -389,7 +389,7 @@ impl World {
         let mut inbox = Inbox::default();
         let replication = if self.coin {
             // The same in all lives of the broker.
-            inbox.unwanted = (0..TOPICS).filter(|topic| (claim.id.0 + *topic as u64) % 3 == 0).map(topic_name).collect();
+            inbox.unwanted = (0..TOPICS).filter(|topic| (claim.id.0 + *topic as u64).is_multiple_of(3)).map(topic_name).collect();
             self.within(TOSS_MAX_US, Event::Toss { broker, incarnation });
             Replication::with_interest(config, Arc::new(self.made_up_interest(claim.id)), self.now)
         } else {
