@@ -246,12 +246,17 @@ pub const REGISTERS_BYTES_MAX: usize = 2 * 1024 * 1024 * 1024;
 pub const REGISTER_HAVES_MAX: usize = 4_096;
 /// Of deltas that were asked for, bytes that may be on their way on a link.
 pub const REGISTER_ON_THE_WAY_BYTES: usize = 128 * 1024;
+/// Of deltas that were not asked for, bytes that may be on their way on a link, or one.
+pub const REGISTER_PUSHED_BYTES: usize = 64 * 1024;
+/// A broker tells so many bytes of its own register in one go, about, however much it has to say.
+pub const REGISTER_TELL_BYTES: usize = 32 * 1024;
 /// Filters of one broker that are told one by one; with more of them it wants every topic.
 pub const REGISTER_FILTERS_MAX: usize = 1_000_000;
 
 const _: () = assert!(REGISTER_DELTA_BYTES + 64 * 1024 + 128 < REGISTER_DELTA_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX);
 const _: () = assert!(REGISTER_HAVES_MAX >= BROKERS_MAX && REGISTER_HAVES_MAX * 48 < CONTROL_FRAME_BYTES_MAX);
+const _: () = assert!(REGISTER_DELTA_BYTES <= REGISTER_TELL_BYTES && REGISTER_TELL_BYTES <= REGISTER_PUSHED_BYTES);
 const _: () = assert!(REGISTER_BYTES_MAX < REGISTERS_BYTES_MAX);
 
 const _: () = assert!(BLOCK_MESSAGES_MAX.is_power_of_two(), "a sequence keeps whole bits for the place in the block");

@@ -13,7 +13,8 @@ use super::seek::{Copying, Seek, seek};
 use super::{Change, Delta, DeltaHead, DeltaMode, Echo, End, Follow, Have, Key, Page, Register, RegisterError, Value, Want};
 use crate::ids::{BrokerId, Incarnation, PortId};
 use crate::limits::{
-    BROKERS_MAX, REGISTER_BYTES_MAX, REGISTER_DELTA_BYTES, REGISTER_HAVES_MAX, REGISTER_ON_THE_WAY_BYTES, REGISTERS_BYTES_MAX,
+    BROKERS_MAX, REGISTER_BYTES_MAX, REGISTER_DELTA_BYTES, REGISTER_HAVES_MAX, REGISTER_ON_THE_WAY_BYTES, REGISTER_TELL_BYTES,
+    REGISTERS_BYTES_MAX,
 };
 use crate::shared::{Signature, SignedRecord};
 
@@ -224,7 +225,8 @@ impl Registers {
         may_tell.then(|| inner.told_at.map_or(now, |at| at + TELL_INTERVAL))
     }
 
-    /// Tells what this broker has to say by now, in deltas that `sign` signs. What cannot be signed is told later.
+    /// Tells what this broker has to say by now, in deltas that `sign` signs, up to about [`REGISTER_TELL_BYTES`]. What cannot be signed is told
+    /// later.
     pub fn tell(&self, now: Instant, mut sign: impl FnMut(&[u8]) -> Option<Signature>, out: &mut Vec<(PortId, Say)>) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
@@ -241,7 +243,11 @@ impl Registers {
             pass_on(&mut inner.ports, None, &head, &signed, now);
             Ok(())
         };
-        while self.register.has_news() {
+        // The rest in the next turns: what else there is to be said on a link does not wait for it.
+        for _ in 0..REGISTER_TELL_BYTES / REGISTER_DELTA_BYTES {
+            if !self.register.has_news() {
+                break;
+            }
             let taken = self.register.take(REGISTER_DELTA_BYTES);
             let (whole, echo) = (own.whole || taken.is_all, taken.echo);
             if let Err(changes) = tell(own, taken.changes, whole, echo) {
@@ -461,21 +467,32 @@ impl Registers {
                 (None, after.max(after.min(version) + sent.count() as u64))
             }
             _ => {
+                // First what came live since the last page and was more than could be sent unasked.
+                let (pushed_of, pushed) = port.place_of(owner);
+                let missed = content.behind(pushed).filter(|_| behind.is_some() && pushed_of == incarnation);
+                let mut has = if missed.is_some() { pushed } else { version };
+                for signed in missed.into_iter().flatten().take_while(|signed| budget.take(signed.wire.len())) {
+                    has += 1;
+                    out.push((from, Say::Delta(DeltaMode::Next, Arc::clone(signed))));
+                }
                 let size = |(key, _): &(&Key, &Value)| key.len() + ENTRY_BYTES;
                 let mut rest = content.entries_behind(behind.as_ref()).peekable();
                 let mut entries = Vec::new();
-                while let Some((key, value)) = rest.next_if(|entry| budget.take(size(entry))) {
+                // The entries are of the version to which all has been said.
+                while has == version
+                    && let Some((key, value)) = rest.next_if(|entry| budget.take(size(entry)))
+                {
                     entries.push((key.clone(), value.clone()));
                 }
-                let last = rest.peek().is_none();
+                let last = has == version && rest.peek().is_none();
                 if let (true, Some(newest)) = (last, content.newest()) {
                     out.push((from, Say::Delta(DeltaMode::Copy, Arc::clone(newest))));
                 }
-                // What comes live meanwhile is sent as well.
-                (Some(Page { last, entries }), version)
+                (Some(Page { last, entries }), has)
             }
         };
         port.correct(owner, (incarnation, has), now);
+        let version = if page.is_some() { has } else { version };
         out.push((from, Say::End(End { owner, incarnation, version, page })));
     }
 
@@ -483,6 +500,10 @@ impl Registers {
     pub fn hear_end(&self, from: PortId, end: End, now: Instant, out: &mut Vec<(PortId, Say)>) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
+        if end.owner == self.own {
+            inner.ports.get_mut(&from).into_iter().for_each(Port::arrived);
+            return inner.flush(self.own, now, out);
+        }
         let Some(seek) = inner.seeks.get_mut(&end.owner) else { return };
         let Some(asked) = seek.answered(from) else { return };
         if let Some(port) = inner.ports.get_mut(&from) {
@@ -641,6 +662,10 @@ impl Inner {
             owners.dedup();
             let haves: Vec<_> = owners.into_iter().filter_map(have).collect();
             out.extend(haves.chunks(REGISTER_HAVES_MAX).map(|some| (*id, Say::Have(some.to_vec()))));
+            if port.probe() {
+                let (incarnation, after) = own_content.as_ref().map_or_else(Place::default, Content::place);
+                out.push((*id, Say::Want(Want { owner: own, incarnation, after, behind: None, bytes: 0 })));
+            }
         }
     }
 }

@@ -24,7 +24,8 @@
 //! # Invariants
 //! - What [`Follow`] was told of a member is the content of its register at one version, whole; of a new life of it nothing counts before all
 //!   that it had to say at its beginning has come, so that nobody takes half of its filters for all.
-//! - A delta is passed on only to whom it is news; at most [`REGISTER_ON_THE_WAY_BYTES`](crate::limits::REGISTER_ON_THE_WAY_BYTES) that were
+//! - A delta is passed on only to whom it is news, and unasked only while no more than
+//!   [`REGISTER_PUSHED_BYTES`](crate::limits::REGISTER_PUSHED_BYTES) of such are on the way on a link; at most [`REGISTER_ON_THE_WAY_BYTES`](crate::limits::REGISTER_ON_THE_WAY_BYTES) that were
 //!   asked for are on the way on a link, so that they hold up nothing else there.
 //! - Keys, bytes and owners are bounded. Of an owner whose register is larger than may be nothing is known, and so it wants everything.
 //!

@@ -1,12 +1,16 @@
 //! A neighbour: how far it has the registers, as far as we know, and what it is still to be told.
+//!
+//! Deltas that are news to it are sent unasked as long as not too many are on their way; beyond that it is only told what there is, and asks.
+//! That they have arrived it says in answer to a question about our own register, in which there is nothing to be answered: a link keeps its
+//! order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::DeltaHead;
 use crate::ids::{BrokerId, Incarnation, PortId};
-use crate::limits::BROKERS_MAX;
+use crate::limits::{BROKERS_MAX, REGISTER_PUSHED_BYTES};
 use crate::shared::SignedRecord;
 
 /// Life and version: of one owner the later is greater.
@@ -21,6 +25,12 @@ pub(super) struct Port {
     pub(super) untold: Vec<BrokerId>,
     /// Deltas that are news to it.
     pub(super) news: Vec<Arc<SignedRecord>>,
+    /// Of these it is to be told what we have as soon as what it was sent unasked has arrived.
+    pub(super) late: BTreeSet<BrokerId>,
+    /// Bytes of deltas that it was sent unasked, and of which it is not known that they have arrived.
+    pub(super) pushed_bytes: usize,
+    /// It was asked to say that they have: so many of them.
+    pub(super) probed_bytes: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,12 +68,31 @@ impl Port {
         if (incarnation, version) >= head.place() {
             return;
         }
-        if head.version == if incarnation == head.incarnation { version + 1 } else { 1 } {
+        let is_next = head.version == if incarnation == head.incarnation { version + 1 } else { 1 };
+        let pushed_bytes = self.pushed_bytes + signed.wire.len();
+        if is_next && (self.pushed_bytes == 0 || pushed_bytes <= REGISTER_PUSHED_BYTES) {
+            self.pushed_bytes = pushed_bytes;
             self.news.push(Arc::clone(signed));
             self.note(head.owner, head.place(), now);
         } else {
-            self.untold.push(head.owner);
+            self.late.insert(head.owner);
         }
+    }
+
+    /// Whether it is to be asked now to say that what it was sent unasked has arrived.
+    pub(super) fn probe(&mut self) -> bool {
+        let is_due = self.probed_bytes.is_none() && (self.pushed_bytes > REGISTER_PUSHED_BYTES / 2 || !self.late.is_empty());
+        if is_due {
+            self.probed_bytes = Some(self.pushed_bytes);
+        }
+        is_due
+    }
+
+    /// It has said so.
+    pub(super) fn arrived(&mut self) {
+        let Some(bytes) = self.probed_bytes.take() else { return };
+        self.pushed_bytes = self.pushed_bytes.saturating_sub(bytes);
+        self.untold.extend(std::mem::take(&mut self.late));
     }
 }
 
