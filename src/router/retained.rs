@@ -457,6 +457,8 @@ impl RetainedStore {
     pub fn merge(&self, topic: &str, stamp: Stamp, message: Option<Arc<StoredMessage>>) -> Result<bool, RetainedFull> {
         let is_newer = match message {
             Some(message) => self.write(message, Some(stamp), None)?.1,
+            // Otherwise it would be forgotten and taken again for as long as any neighbour remembers it.
+            None if self.inner.read().index.is_forgotten(key_of(topic), stamp) => false,
             None => self.delete(topic, Some(stamp)).1,
         };
         if is_newer {

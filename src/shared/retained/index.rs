@@ -41,12 +41,14 @@ pub struct Index<T> {
     /// Of `items`, oldest first.
     tombstones: BTreeSet<(Stamp, TopicKey)>,
     tombstone_bytes: usize,
+    /// Tombstones of before that ([`Stamp::time`]) were forgotten.
+    horizon: u64,
     sums: Vec<u64>,
 }
 
 impl<T> Default for Index<T> {
     fn default() -> Self {
-        Self { items: BTreeMap::new(), tombstones: BTreeSet::new(), tombstone_bytes: 0, sums: vec![0; BUCKET_COUNT] }
+        Self { items: BTreeMap::new(), tombstones: BTreeSet::new(), tombstone_bytes: 0, horizon: 0, sums: vec![0; BUCKET_COUNT] }
     }
 }
 
@@ -107,6 +109,7 @@ impl<T> Index<T> {
     /// Forgets tombstones of before `time` ([`Stamp::time`]), and the oldest beyond `bytes_max`, a turn of them. Their topics, and whether they were of
     /// age.
     pub fn forget_tombstones(&mut self, time: u64, bytes_max: usize) -> Vec<(Box<str>, bool)> {
+        self.horizon = self.horizon.max(time);
         let mut forgotten = Vec::new();
         while let Some((stamp, key)) = self.tombstones.first().copied()
             && (stamp.time < time || self.tombstone_bytes > bytes_max)
@@ -116,8 +119,15 @@ impl<T> Index<T> {
                 forgotten.push((topic.clone(), stamp.time < time));
             }
             self.remove(key);
+            self.horizon = self.horizon.max(stamp.time.saturating_add(1));
         }
         forgotten
+    }
+
+    /// Whether a deletion is one that was forgotten here, or would be at once: who still remembers it has nothing to tell.
+    #[must_use]
+    pub fn is_forgotten(&self, key: TopicKey, stamp: Stamp) -> bool {
+        stamp.time < self.horizon && !self.items.contains_key(&key)
     }
 
     /// How many tombstones there are, and what they take.
@@ -181,9 +191,13 @@ mod tests {
             let tombstones = model.values().filter(|(_, is_message)| !is_message).count();
             prop_assert_eq!(index.tombstones().0, tombstones);
             let forgotten = index.forget_tombstones(3, usize::MAX);
+            prop_assert!(index.is_forgotten(TopicKey(u64::MAX), stamp(2)) && !index.is_forgotten(TopicKey(u64::MAX), stamp(3)));
+            prop_assert!(model.iter().all(|(key, (time, is_message))| !is_message || !index.is_forgotten(*key, stamp(*time))));
             prop_assert_eq!(forgotten.len(), model.values().filter(|(time, is_message)| !is_message && *time < 3).count());
             prop_assert!(index.forget_tombstones(3, 0).iter().all(|(_, is_of_age)| !is_of_age));
             prop_assert_eq!(index.tombstones(), (0, 0));
+            let dropped = model.values().filter(|(_, is_message)| !is_message).map(|(time, _)| *time).max();
+            prop_assert!(dropped.is_none_or(|time| index.is_forgotten(TopicKey(u64::MAX), stamp(time))));
             model.retain(|_, (_, is_message)| *is_message);
             prop_assert_eq!(index.range(TopicKey(0), TopicKey(u64::MAX)).count(), model.len());
             prop_assert!(model.keys().all(|key| index.remove(*key)));
