@@ -15,15 +15,17 @@
 //! due when the link comes up, when mesh time jumps, when this broker has taken or deleted something that did not come over a lane, when the lanes may have lost something
 //! ([`RetainedSync::suspect`]), and each [`OFFER_INTERVAL`] all the same.
 //!
-//! A broker answers one neighbour at a time ([`Turn`]), so that one that joins has everything once and not once from each neighbour.
+//! A broker begins to answer one neighbour at a time ([`Turn`]), so that one that joins has everything once and not once from each neighbour; but after
+//! [`TURN_MAX`] the next one, however slow the link is that has the turn.
 //!
 //! What a peer can cost: it is sent lists only where its sums differ, and messages only of keys that it was asked to list, in ascending order, once an offer;
 //! offers are a second apart. What it sends is taken only with a stamp that is no lie ([`crate::shared::StampClock`]). All that is held for it is
 //! its sums, and keys of messages that this broker has.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::super::stamp::ClockWord;
 use crate::codec::{self, DecodeError};
@@ -38,6 +40,8 @@ const OFFER_SPACING: Duration = Duration::from_secs(1);
 const OFFER_INTERVAL: Duration = Duration::from_secs(60);
 /// Whoever has sent nothing for so long of what it offered loses its turn.
 const TURN_PATIENCE: Duration = Duration::from_secs(3);
+/// No turn is longer: the next is answered beside it.
+const TURN_MAX: Duration = Duration::from_secs(10);
 /// Mesh time that is further ahead than it was said, milliseconds, is said again.
 const CLOCK_JUMP_MS: u64 = 30_000;
 /// What is written at once, roughly.
@@ -94,29 +98,50 @@ pub trait RetainedCopies: Send + Sync {
 
 /// Which link's offer a broker answers: one at a time.
 #[derive(Debug, Default)]
-pub struct Turn(AtomicU64);
+pub struct Turn(Mutex<Turns>);
+
+#[derive(Debug, Default)]
+struct Turns {
+    /// Whose turn it is, and until when.
+    holder: Option<(u64, Instant)>,
+    /// Who has asked in vain, each once, the first in front.
+    waiting: VecDeque<u64>,
+}
 
 impl Turn {
     /// Nobody's.
     #[must_use]
     pub const fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self(Mutex::new(Turns { holder: None, waiting: VecDeque::new() }))
     }
 
-    /// Whether it is `link`'s (not 0) turn now.
-    fn take(&self, link: u64) -> bool {
-        let taken = self.0.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire);
-        taken.is_ok() || taken == Err(link)
+    /// Whether it is `link`'s turn now; if not it is in line.
+    fn take(&self, link: u64, now: Instant) -> bool {
+        let mut turns = self.0.lock();
+        turns.holder = turns.holder.filter(|(_, until)| *until > now);
+        if turns.holder.is_none() {
+            // Whoever does not come in that time has to ask again.
+            turns.holder = turns.waiting.pop_front().map(|next| (next, now + TURN_PATIENCE));
+        }
+        let is_its = turns.holder.is_none_or(|(holder, _)| holder == link);
+        if is_its {
+            turns.holder = Some((link, now + TURN_MAX));
+        } else if !turns.waiting.contains(&link) {
+            turns.waiting.push_back(link);
+        }
+        is_its
     }
 
+    /// `link` needs no turn, or no more.
     fn release(&self, link: u64) {
-        // Whose it is not has nothing to release.
-        let _ = self.0.compare_exchange(link, 0, Ordering::AcqRel, Ordering::Acquire);
+        let mut turns = self.0.lock();
+        turns.holder = turns.holder.filter(|(holder, _)| *holder != link);
+        turns.waiting.retain(|waiting| *waiting != link);
     }
 
     /// Whether an offer is being answered.
-    fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+    fn is_taken(&self, now: Instant) -> bool {
+        self.0.lock().holder.is_some_and(|(_, until)| until > now)
     }
 }
 
@@ -240,7 +265,7 @@ impl RetainedSync {
             let mut buckets: Vec<_> =
                 theirs.filter(|(_, (theirs, ours))| theirs != ours && **theirs != 0).map(|(bucket, _)| bucket).collect();
             // Where there is nothing to receive it costs nobody anything.
-            if !buckets.is_empty() && !copies.turn().take(self.link) {
+            if !buckets.is_empty() && !copies.turn().take(self.link, now) {
                 return;
             }
             buckets.reverse();
@@ -289,12 +314,13 @@ impl RetainedSync {
 
     /// Offers what we hold, if that is due.
     fn offer(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, out: &mut Vec<u8>) {
-        // While much comes in, what we hold changes all the time: it is offered afterwards.
-        if matches!(self.offer, Offer::Made { .. }) || copies.turn().is_taken() {
+        if matches!(self.offer, Offer::Made { .. }) {
             return;
         }
         let since = self.offered_at.map(|at| now.saturating_duration_since(at));
-        if since.is_some_and(|since| since < OFFER_SPACING) {
+        // While much comes in, what we hold changes all the time: it is offered less often.
+        let spacing = if copies.turn().is_taken(now) { TURN_MAX } else { OFFER_SPACING };
+        if since.is_some_and(|since| since < spacing) {
             return;
         }
         let news = copies.news();
@@ -399,8 +425,7 @@ impl RetainedSync {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-
-    use parking_lot::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
     use crate::codec::QoS;
@@ -620,5 +645,56 @@ mod tests {
         assert!(!listens(first, later) && listens(second, later) && !listens(third, later));
         second.end(&held);
         assert!(!listens(second, later) && listens(third, later));
+    }
+
+    #[test]
+    fn whoever_sends_slowly_keeps_nobody_else_waiting_for_longer_than_a_turn() {
+        let (held, begin) = (Held::default(), any_instant());
+        held.write("t", 1);
+        let mut sums = Vec::new();
+        put_sums(&mut sums, false, &vec![7; BUCKET_COUNT]);
+        let mut ends = [1, 2, 3, 4].map(RetainedSync::new);
+        ends.iter_mut().for_each(|end| {
+            said(end, &held, begin);
+            receive(end, &held, &sums, begin).unwrap();
+        });
+        let listed = |end: &RetainedSync| matches!(end.answer, Answer::Listed(..));
+        let mut now = begin;
+        let mut all = Vec::new();
+        for step in 0..400_u64 {
+            now = begin + Duration::from_millis(step * 100);
+            for (number, end) in ends.iter_mut().enumerate() {
+                // The third one is stuck: it has asked and is not heard of again.
+                if number != 2 || step < 5 {
+                    while !said(end, &held, now).is_empty() {}
+                }
+            }
+            if step % 25 == 0 {
+                let mut frame = Vec::new();
+                bulk::put_messages(&mut frame, &message(&format!("slow/{step}"), Some(stamp(step + 1)), true));
+                ends.iter_mut().filter(|end| listed(end)).for_each(|end| receive(end, &held, &frame, now).unwrap());
+            }
+            all.push(ends.iter().filter(|end| listed(end)).count());
+        }
+        let first = |count| all.iter().position(|listed| *listed >= count).map(|step| step / 10);
+        assert_eq!((first(1), first(2), first(3)), (Some(0), Some(10), Some(23)), "{now:?}");
+    }
+
+    #[test]
+    fn what_this_end_holds_is_offered_whoever_has_the_turn() {
+        let (held, now) = (Held::default(), any_instant());
+        held.write("t", 1);
+        let mut sync = RetainedSync::new(1);
+        assert!(held.turn.take(9, now));
+        assert!(!said(&mut sync, &held, now).is_empty());
+        let mut listed = Vec::new();
+        put_listed(&mut listed);
+        receive(&mut sync, &held, &listed, now).unwrap();
+        said(&mut sync, &held, now); // DONE
+        held.news.fetch_add(1, Ordering::Relaxed);
+        assert!(held.turn.take(9, now + OFFER_SPACING), "again");
+        assert!(said(&mut sync, &held, now + OFFER_SPACING).is_empty(), "not each second while much comes in");
+        assert!(held.turn.take(9, now + TURN_MAX));
+        assert!(!said(&mut sync, &held, now + TURN_MAX).is_empty());
     }
 }
