@@ -69,6 +69,10 @@ impl RetainedCopies for Nothing {
         Vec::new()
     }
 
+    fn unseen(&self, _: TopicKey, _: TopicKey) -> BTreeSet<TopicKey> {
+        BTreeSet::new()
+    }
+
     fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, _: usize, _: &mut Vec<u8>, _: Instant) {
         keys.clear();
     }

@@ -30,6 +30,10 @@ impl RetainedCopies for Router {
         self.retained.stamps(from, to, count_max)
     }
 
+    fn unseen(&self, from: TopicKey, to: TopicKey) -> BTreeSet<TopicKey> {
+        self.retained.unseen(from, to)
+    }
+
     fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, bytes: usize, out: &mut Vec<u8>, now: Instant) {
         let writes = self.retained.last_writes(keys, bytes);
         if writes.is_empty() {
@@ -50,7 +54,7 @@ impl RetainedCopies for Router {
             self.metrics.dropped_retained_full.add(1);
             return Taken::Refused;
         }
-        match self.retained.merge(message.topic, stamp, stored) {
+        match self.retained.merge(message.topic, stamp, stored, now) {
             Ok(true) => {
                 if let Some(counts) = self.retained.mesh_counts() {
                     counts.taken.add(1);
@@ -104,7 +108,7 @@ fn on_the_wire<'a>(stamp: Stamp, written: &'a Written<Arc<StoredMessage>>, now: 
         stamp: Some(stamp),
     };
     match written {
-        Written::Deleted(topic) => deleted(topic),
+        Written::Deleted(topic, _) => deleted(topic),
         Written::Message(message) if message.expires_at.is_some_and(|at| at <= now) => deleted(&message.topic),
         Written::Message(message) => MeshMessage {
             topic: &message.topic,

@@ -297,7 +297,7 @@ impl Router {
     ) -> bool {
         let store = self.retained_for(message.topic);
         let written = match () {
-            () if message.payload.is_empty() => Some(store.remove(message.topic, stamp)),
+            () if message.payload.is_empty() => Some(store.remove(message.topic, stamp, now)),
             // As where the store is full: the old message is no longer what was published last.
             () if batch.variants.memory == Level::Full || (message.qos == QoS::AtMostOnce && store.is_behind()) => {
                 store.forget(message.topic);

@@ -218,12 +218,12 @@ impl RetainedStore {
         drop(replaced);
     }
 
-    /// Takes in that a topic was deleted, as a restarted broker has read it. Without a mesh nobody needs to know.
+    /// Takes in that a topic was deleted, as a restarted broker has read it; its age counts anew. Without a mesh nobody needs to know.
     pub fn restore_deleted(&self, topic: Box<str>, stamp: Stamp, now: Instant) {
         match self.shared() {
             Some(shared) => {
                 shared.clock.restore(stamp, now);
-                self.inner.write().index.insert(key_of(&topic), stamp, Written::Deleted(topic));
+                self.inner.write().index.insert(key_of(&topic), stamp, Written::Deleted(topic, now));
             }
             None => drop(self.write_down(|| Change::Forgotten(topic, None))),
         }
@@ -304,12 +304,12 @@ impl RetainedStore {
 
     /// Keeps nothing for `topic` any more [MQTT-3.3.1-6], unless what it has is newer by its stamp. With a stamp it is remembered when that was. Gives the number of the
     /// change, where it is written down.
-    pub fn remove(&self, topic: &str, stamp: Option<Stamp>) -> Option<u64> {
-        self.delete(topic, stamp).0
+    pub fn remove(&self, topic: &str, stamp: Option<Stamp>, now: Instant) -> Option<u64> {
+        self.delete(topic, stamp, now).0
     }
 
     /// As [`remove`](Self::remove); also says whether it was newer.
-    fn delete(&self, topic: &str, stamp: Option<Stamp>) -> (Option<u64>, bool) {
+    fn delete(&self, topic: &str, stamp: Option<Stamp>, now: Instant) -> (Option<u64>, bool) {
         let mut inner = self.inner.write();
         let place = Self::place(&inner, topic, stamp);
         if matches!(place, Place::Older) {
@@ -319,7 +319,7 @@ impl RetainedStore {
         }
         let removed = inner.remove(topic);
         match place {
-            Place::Newer(key, stamp) => inner.index.insert(key, stamp, Written::Deleted(topic.into())),
+            Place::Newer(key, stamp) => inner.index.insert(key, stamp, Written::Deleted(topic.into(), now)),
             Place::Plain | Place::Older if removed.is_none() => return (self.last_number(), false),
             Place::Plain | Place::Older => {}
         }
@@ -360,7 +360,7 @@ impl RetainedStore {
             // All others are to take it back as well.
             let stamp = self.clock().map(|clock| clock.tick(now));
             if let Some(stamp) = stamp {
-                inner.index.insert(key_of(&message.topic), stamp, Written::Deleted(message.topic.clone()));
+                inner.index.insert(key_of(&message.topic), stamp, Written::Deleted(message.topic.clone(), now));
             }
             self.write_down(|| Change::Forgotten(message.topic.clone(), stamp));
             self.is_news();
@@ -387,7 +387,7 @@ impl RetainedStore {
             let mut inner = self.inner.write();
             let turn = inner.take_expired(now);
             for message in &turn {
-                let stamp = self.shared().and_then(|_| inner.outlive(&message.topic));
+                let stamp = self.shared().and_then(|_| inner.outlive(&message.topic, now));
                 self.write_down(|| Change::Forgotten(message.topic.clone(), stamp));
             }
             drop(inner);
@@ -398,15 +398,16 @@ impl RetainedStore {
         }
     }
 
-    /// Forgets, in a mesh, what was deleted long ago. Said once a second or so.
+    /// Forgets, in a mesh, what was deleted long ago: by the time that has been lived here, not by mesh time, which may jump. Said once a second or so.
     pub fn sweep_tombstones(&self, now: Instant) {
         let Some(shared) = self.shared() else { return };
         let age_ms = u64::try_from(shared.tombstone_age.as_millis()).unwrap_or(u64::MAX);
         let time = shared.clock.mesh_ms(now).saturating_sub(age_ms) << Stamp::COUNTER_BITS;
         loop {
             let mut inner = self.inner.write();
-            let forgotten = inner.index.forget_tombstones(time, TOMBSTONES_BYTES_MAX);
-            if forgotten.is_empty() {
+            let are_all_hidden = inner.index.hide_tombstones(time);
+            let forgotten = inner.index.forget_tombstones(shared.tombstone_age, TOMBSTONES_BYTES_MAX, now);
+            if are_all_hidden && forgotten.is_empty() {
                 return;
             }
             for (topic, is_of_age) in forgotten {
@@ -424,7 +425,12 @@ impl RetainedStore {
 
     /// See [`Index::sums`].
     pub fn sums(&self) -> Vec<u64> {
-        self.inner.read().index.sums().to_vec()
+        self.inner.read().index.sums()
+    }
+
+    /// See [`Index::unseen`].
+    pub fn unseen(&self, from: TopicKey, to: TopicKey) -> BTreeSet<TopicKey> {
+        self.inner.read().index.unseen(from, to)
     }
 
     /// What is held of the keys from one to another, at most so many from the front.
@@ -443,7 +449,7 @@ impl RetainedStore {
             sum += WRITE_OVERHEAD_BYTES
                 + match written {
                     Written::Message(message) => message.bytes(),
-                    Written::Deleted(topic) => topic.len(),
+                    Written::Deleted(topic, _) => topic.len(),
                 };
             found.push((stamp, written.clone()));
         }
@@ -454,12 +460,18 @@ impl RetainedStore {
     ///
     /// # Errors
     /// When there is no room.
-    pub fn merge(&self, topic: &str, stamp: Stamp, message: Option<Arc<StoredMessage>>) -> Result<bool, RetainedFull> {
+    pub fn merge(
+        &self,
+        topic: &str,
+        stamp: Stamp,
+        message: Option<Arc<StoredMessage>>,
+        now: Instant,
+    ) -> Result<bool, RetainedFull> {
         let is_newer = match message {
             Some(message) => self.write(message, Some(stamp), None)?.1,
             // Otherwise it would be forgotten and taken again for as long as any neighbour remembers it.
             None if self.inner.read().index.is_forgotten(key_of(topic), stamp) => false,
-            None => self.delete(topic, Some(stamp)).1,
+            None => self.delete(topic, Some(stamp), now).1,
         };
         if is_newer {
             self.is_news();
@@ -518,10 +530,10 @@ impl Inner {
     }
 
     /// What was retained has expired: the topic is as if it had been deleted when that was published, so that nothing older comes back.
-    fn outlive(&mut self, topic: &str) -> Option<Stamp> {
+    fn outlive(&mut self, topic: &str, now: Instant) -> Option<Stamp> {
         let key = key_of(topic);
         let stamp = self.index.stamp(key)?;
-        self.index.insert(key, stamp, Written::Deleted(topic.into()));
+        self.index.insert(key, stamp, Written::Deleted(topic.into(), now));
         Some(stamp)
     }
 
@@ -590,8 +602,8 @@ mod tests {
         {
             assert_eq!(payloads(&store, filter, now), expected, "{filter:?}");
         }
-        store.remove("a/b", None);
-        store.remove("never/there", None);
+        store.remove("a/b", None, now);
+        store.remove("never/there", None, now);
         assert_eq!(payloads(&store, "a/#", now), ["3"]);
         assert_eq!(store.count(), 2);
     }
@@ -677,14 +689,14 @@ mod tests {
         let [first, second, third] = [(); 3].map(|()| store.stamp(None, now).unwrap());
         store.set(message("t", "2", None), second, None).unwrap();
         store.set(message("t", "1", None), first, None).unwrap();
-        store.remove("t", first);
+        store.remove("t", first, now);
         assert_eq!(payloads(&store, "#", now), ["2"]);
-        store.remove("t", third);
+        store.remove("t", third, now);
         store.set(message("t", "2", None), second, None).unwrap();
         assert_eq!((payloads(&store, "#", now).len(), store.tombstones(), stamp_of(&store, "t")), (0, 1, third));
         // What was never here was deleted elsewhere perhaps before it came here.
         let fourth = store.stamp(None, now).unwrap();
-        store.remove("u", fourth);
+        store.remove("u", fourth, now);
         store.set(message("u", "1", None), first, None).unwrap();
         assert_eq!(store.count(), 0);
         let told = [("t", Some("2"), second), ("t", None, third), ("u", None, fourth)];
@@ -694,8 +706,12 @@ mod tests {
         again.restore(message("v", "old", None), None, now);
         again.restore_deleted("t".into(), third.unwrap(), now);
         assert!(again.stamp(None, now).unwrap() > third);
-        assert_eq!(again.merge("t", second.unwrap(), Some(message("t", "2", None))), Ok(false));
-        assert_eq!(again.merge("v", first.unwrap(), Some(message("v", "new", None))), Ok(true), "any stamp is later than none");
+        assert_eq!(again.merge("t", second.unwrap(), Some(message("t", "2", None)), now), Ok(false));
+        assert_eq!(
+            again.merge("v", first.unwrap(), Some(message("v", "new", None)), now),
+            Ok(true),
+            "any stamp is later than none"
+        );
         assert_eq!((payloads(&again, "#", now), again.news()), (vec!["new".to_owned()], 1));
     }
 
@@ -712,13 +728,13 @@ mod tests {
         assert_eq!(stamp_of(&store, "expires"), expiring, "nothing older comes back, and no neighbour sees a difference");
         assert_eq!(store.news(), 0);
         let before = stamp_of(&store, "said");
-        assert!(store.take_back(&said, at(1)) && !store.take_back(&said, at(1)));
+        assert!(store.take_back(&said, at(2)) && !store.take_back(&said, at(2)));
         let taken_back = stamp_of(&store, "said");
         assert!(taken_back > before, "others take it back as well");
         assert_eq!((store.news(), store.count(), store.tombstones()), (1, 0, 2));
         store.sweep_tombstones(at(61));
         assert_eq!(store.tombstones(), 1);
-        store.sweep_tombstones(at(62));
+        store.sweep_tombstones(at(63));
         assert_eq!((store.tombstones(), store.sums()), (0, RetainedStore::default().sums()));
         let kinds: Vec<_> = written(&journal).into_iter().map(|(topic, _, stamp)| (topic, stamp)).collect();
         let told = [
@@ -730,6 +746,28 @@ mod tests {
             ("said", None),
         ];
         assert_eq!(kinds, told.map(|(topic, stamp)| (topic.to_owned(), stamp)));
+    }
+
+    #[test]
+    fn in_a_mesh_a_clock_that_jumps_ahead_makes_nobody_forget() {
+        let now = any_instant();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let (store, _) = in_a_mesh(now);
+        let [old, deleted] = [(); 2].map(|()| store.stamp(None, now).unwrap().unwrap());
+        store.remove("t", Some(deleted), now);
+        let year_ms = 365 * 86_400_000;
+        let ahead = store.clock().unwrap().say(now) + year_ms;
+        assert!(matches!(store.clock().unwrap().hear(ahead, now), crate::shared::ClockWord::Behind(_)));
+        store.sweep_tombstones(at(59));
+        assert_eq!(store.merge("t", old, Some(message("t", "old", None)), at(59)), Ok(false), "who was away brings nothing back");
+        let key = key_of("t");
+        assert_eq!((store.stamps(key, key, 1), store.unseen(key, key).len()), (vec![(key, deleted)], 1), "who has it is told");
+        // Of what is past that time nothing is taken that changes nothing.
+        assert_eq!(store.merge("u", deleted, None, at(59)), Ok(false));
+        store.set(message("u", "old", None), Some(old), None).unwrap();
+        assert_eq!((store.merge("u", deleted, None, at(59)), store.count()), (Ok(true), 0));
+        store.sweep_tombstones(at(60));
+        assert_eq!(store.tombstones(), 1);
     }
 
     #[test]
@@ -754,7 +792,7 @@ mod tests {
             for (topic, what, clock) in steps {
                 match what {
                     None => {
-                        store.remove(&topic, None);
+                        store.remove(&topic, None, now);
                         model.remove(&topic);
                     }
                     Some((0, payload)) => {

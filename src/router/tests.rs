@@ -397,7 +397,7 @@ fn who_says_again_what_is_not_safe_yet_is_acknowledged_when_it_is() {
     assert_eq!((bench.router.subscribe(&client, &request).unwrap(), first), (first, Some(last + 1)));
     let gone = bench.router.unsubscribe(&client, "f").unwrap();
     assert_eq!((gone, bench.router.unsubscribe(&client, "f").unwrap()), ((true, Some(last + 2)), (false, Some(last + 2))));
-    assert_eq!(bench.router.retained().remove("t", None), Some(last + 2));
+    assert_eq!(bench.router.retained().remove("t", None, bench.now), Some(last + 2));
 }
 
 #[test]

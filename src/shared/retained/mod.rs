@@ -14,5 +14,5 @@
 mod index;
 mod sync;
 
-pub use index::{Index, Written, key_of};
+pub use index::{Index, UNSEEN, Written, key_of};
 pub use sync::{RetainedCopies, RetainedSync, SyncError, Taken, Turn};

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::super::stamp::ClockWord;
+use super::index::UNSEEN;
 use crate::codec::{self, DecodeError};
 use crate::frame::FrameError;
 use crate::frame::bulk::{BulkFrame, LIST_STAMPS_MAX, List, Sums, TopicKey, put_clock, put_done, put_list, put_listed, put_sums};
@@ -78,6 +79,8 @@ pub trait RetainedCopies: Send + Sync {
     fn sums(&self) -> Vec<u64>;
     /// What is held of the keys from one to another, at most so many from the front.
     fn stamps(&self, from: TopicKey, to: TopicKey, count_max: usize) -> Vec<(TopicKey, Stamp)>;
+    /// Which of these keys are out of sight: deleted so long ago that it concerns only who holds something older.
+    fn unseen(&self, from: TopicKey, to: TopicKey) -> BTreeSet<TopicKey>;
     /// Takes keys off the front and appends what is held of them as a MESSAGES frame, until there are so many bytes.
     fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, bytes: usize, out: &mut Vec<u8>, now: Instant);
     /// Takes in what another broker holds, if it is newer. `message` has a stamp.
@@ -263,7 +266,7 @@ impl RetainedSync {
             let ours = copies.sums();
             let theirs = offered.sums.iter().zip(&ours).enumerate();
             let mut buckets: Vec<_> =
-                theirs.filter(|(_, (theirs, ours))| theirs != ours && **theirs != 0).map(|(bucket, _)| bucket).collect();
+                theirs.filter(|(_, (theirs, ours))| differ(**theirs, **ours) && **theirs != 0).map(|(bucket, _)| bucket).collect();
             // Where there is nothing to receive it costs nobody anything.
             if !buckets.is_empty() && !copies.turn().take(self.link, now) {
                 return;
@@ -379,10 +382,11 @@ impl RetainedSync {
         }
         *next = list.to.0.checked_add(1).map(TopicKey);
         let mut theirs = list.iter().peekable();
+        let unseen = copies.unseen(list.from, list.to);
         for (key, stamp) in copies.stamps(list.from, list.to, usize::MAX) {
             while theirs.next_if(|(their_key, _)| *their_key < key).is_some() {}
-            let has_it = theirs.next_if(|(their_key, _)| *their_key == key).is_some_and(|(_, theirs)| theirs >= stamp);
-            if !has_it {
+            let theirs = theirs.next_if(|(their_key, _)| *their_key == key).map(|(_, theirs)| theirs);
+            if theirs.map_or_else(|| !unseen.contains(&key), |theirs| theirs < stamp) {
                 lacking.insert(key);
             }
         }
@@ -416,10 +420,18 @@ impl RetainedSync {
     fn done(&mut self, copies: &(impl RetainedCopies + ?Sized)) {
         let Answer::Listed(offered, _) = std::mem::replace(&mut self.answer, Answer::None) else { return };
         copies.turn().release(self.link);
-        if !offered.is_answer && self.due.is_none() && copies.sums() != offered.sums {
+        if !offered.is_answer
+            && self.due.is_none()
+            && copies.sums().iter().zip(&offered.sums).any(|(ours, theirs)| differ(*ours, *theirs))
+        {
             self.due = Some(Due::Answer);
         }
     }
+}
+
+/// Whether one end may have something that the other lacks, by the sums of a bucket.
+fn differ(one: u64, other: u64) -> bool {
+    one != other && one.max(other) > UNSEEN
 }
 
 #[cfg(test)]
@@ -450,11 +462,15 @@ mod tests {
 
     impl RetainedCopies for Held {
         fn sums(&self) -> Vec<u64> {
-            self.index.lock().sums().to_vec()
+            self.index.lock().sums()
         }
 
         fn stamps(&self, from: TopicKey, to: TopicKey, count_max: usize) -> Vec<(TopicKey, Stamp)> {
             self.index.lock().range(from, to).take(count_max).collect()
+        }
+
+        fn unseen(&self, from: TopicKey, to: TopicKey) -> BTreeSet<TopicKey> {
+            self.index.lock().unseen(from, to)
         }
 
         fn put_messages(&self, keys: &mut BTreeSet<TopicKey>, _: usize, out: &mut Vec<u8>, _: Instant) {
