@@ -520,3 +520,32 @@ fn a_large_register_does_not_hold_up_a_slow_link() {
         println!("{} s at {rate} bytes a ms: {} bytes, {} pages", (waited + 20) / 10, world.bytes, world.copies);
     }
 }
+
+/// Who asks for the register of a broker that is dead, and who has it, do not keep it alive for each other.
+#[test]
+fn the_dead_leave_also_where_others_come_later_and_copy_them() {
+    for seed in 0..4 {
+        let mut world = World::new(seed, 4);
+        world.link(0, 1);
+        (0..20).for_each(|_| world.step());
+        world.cut(0, 1);
+        let mut links = vec![(700, 1, 3), (500, 2, 3), (300, 1, 2)];
+        for second in 0..2_700 {
+            while let Some((_, a, b)) = links.pop_if(|(at, ..)| *at <= second) {
+                world.link(a, b);
+            }
+            // Those who live hear of each other.
+            let now = world.now;
+            let others = |node| (1..4).filter(move |other| *other != node);
+            (1..4).for_each(|node| others(node).for_each(|other| world.nodes[node].registers.met(id(other), now)));
+            world.step();
+            world.now += Duration::from_millis(907);
+            let has = |node: &Node| node.mirror.0.lock().contains_key(&id(0));
+            let is_forgotten = !world.nodes.iter().skip(1).any(has);
+            assert!(
+                is_forgotten == (second >= 900) || (890..910).contains(&second),
+                "seed {seed}: {is_forgotten} in second {second}"
+            );
+        }
+    }
+}

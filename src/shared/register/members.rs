@@ -22,6 +22,8 @@ use crate::shared::{Signature, SignedRecord};
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 /// What this broker has to say is told at once, and then no more than once in this time.
 const TELL_INTERVAL: Duration = Duration::from_millis(10);
+/// Who has left is a member again if it was heard of so much later than we knew: what neighbours tell of that grows younger on its way.
+const RETURN_TIME: Duration = Duration::from_secs(60);
 
 /// What is to be done with a delta that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,16 @@ struct Inner {
     members: BTreeMap<BrokerId, Member>,
     ports: BTreeMap<PortId, Port>,
     seeks: BTreeMap<BrokerId, Seek>,
+    /// Who has left not long ago.
+    left: BTreeMap<BrokerId, Left>,
+}
+
+/// Others have its register still for a moment: of these it is not taken again.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    /// When the broker itself was heard of last.
+    seen: Instant,
+    at: Instant,
 }
 
 #[derive(Debug)]
@@ -140,7 +152,14 @@ impl Registers {
     /// wants everything.
     #[must_use]
     pub fn new(own: BrokerId, member_timeout: Duration, filters_max: usize) -> Arc<Self> {
-        let inner = Inner { own: None, told_at: None, members: BTreeMap::new(), ports: BTreeMap::new(), seeks: BTreeMap::new() };
+        let inner = Inner {
+            own: None,
+            told_at: None,
+            members: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            seeks: BTreeMap::new(),
+            left: BTreeMap::new(),
+        };
         let register = Register::new(filters_max);
         Arc::new(Self { own, register, member_timeout, followers: RwLock::default(), inner: Mutex::new(inner) })
     }
@@ -287,12 +306,13 @@ impl Registers {
         }
     }
 
-    /// The member, who is one from now on; none where there are too many.
+    /// The member, who is one from now on; none where there are too many, and of who has left and was not heard of since.
     fn member<'a>(&self, inner: &'a mut Inner, broker: BrokerId, seen: Instant) -> Option<&'a mut Member> {
         if !inner.members.contains_key(&broker) {
-            if inner.members.len() >= BROKERS_MAX {
+            if inner.members.len() >= BROKERS_MAX || inner.has_left(broker, seen) {
                 return None;
             }
+            inner.left.remove(&broker);
             inner.members.insert(broker, Member::new(seen));
             self.tell_followers(|follower| follower.joined(broker));
         }
@@ -302,8 +322,8 @@ impl Registers {
     /// Whether a delta is worth the check of its signature. That the neighbour has it is noted in any case.
     pub fn judge(&self, from: PortId, head: &DeltaHead, mode: DeltaMode, now: Instant) -> Judgement {
         let mut inner = self.inner.lock();
+        let seen = inner.seen_of(head.owner, from, now);
         if let Some(port) = inner.ports.get_mut(&from) {
-            let seen = port.has.get(&head.owner).map_or(now, |known| known.seen);
             port.note(head.owner, head.place(), seen);
         }
         let member = inner.members.get(&head.owner);
@@ -334,7 +354,7 @@ impl Registers {
         if owner == self.own {
             return Ok(());
         }
-        let seen = inner.ports.get(&from).and_then(|port| port.has.get(&owner)).map_or(now, |known| known.seen);
+        let seen = inner.seen_of(owner, from, now);
         let place = inner.members.get(&owner).map_or_else(Place::default, Member::place);
         let Some(fit) = fit(&head, mode, place, inner.copy_of(owner, from), inner.is_answer(from, &head)) else { return Ok(()) };
         let signed = Arc::new(signed);
@@ -351,8 +371,9 @@ impl Registers {
             (Fit::Copy | Fit::CopyHead, _) => Ok(()),
             (Fit::Next, _) => {
                 let Some(member) = self.member(inner, owner, seen) else { return Ok(()) };
+                let seen = member.seen;
                 if self.go_on(owner, member, delta, &signed) {
-                    pass_on(&mut inner.ports, Some(from), &head, &signed, now);
+                    pass_on(&mut inner.ports, Some(from), &head, &signed, seen);
                     Ok(())
                 } else {
                     Err(RegisterError::Digest { owner, version: head.version })
@@ -453,6 +474,8 @@ impl Registers {
             member => member.and_then(Member::best),
         };
         let content = content.filter(|content| content.incarnation == want.incarnation && content.version > 0);
+        // It is not younger for being asked for.
+        let seen = inner.seen_of(want.owner, from, now);
         let Some(port) = inner.ports.get_mut(&from) else { return };
         let Want { owner, incarnation, after, behind, bytes } = want;
         let Some(content) = content else { return out.push((from, Say::End(End { owner, incarnation, version: 0, page: None }))) };
@@ -491,7 +514,7 @@ impl Registers {
                 (Some(Page { last, entries }), has)
             }
         };
-        port.correct(owner, (incarnation, has), now);
+        port.correct(owner, (incarnation, has), seen);
         let version = if page.is_some() { has } else { version };
         out.push((from, Say::End(End { owner, incarnation, version, page })));
     }
@@ -504,12 +527,12 @@ impl Registers {
             inner.ports.get_mut(&from).into_iter().for_each(Port::arrived);
             return inner.flush(self.own, now, out);
         }
+        let seen = inner.seen_of(end.owner, from, now);
         let Some(seek) = inner.seeks.get_mut(&end.owner) else { return };
         let Some(asked) = seek.answered(from) else { return };
         if let Some(port) = inner.ports.get_mut(&from) {
             port.wants = port.wants.saturating_sub(1);
             if port.place_of(end.owner).0 == end.incarnation {
-                let seen = port.has.get(&end.owner).map_or(now, |known| known.seen);
                 port.correct(end.owner, (end.incarnation, end.version), seen);
             }
         }
@@ -529,7 +552,6 @@ impl Registers {
                     && is_whole
                     && let Some(copy) = seek.copy.take()
                 {
-                    let seen = inner.ports.get(&from).and_then(|port| port.has.get(&end.owner)).map_or(now, |known| known.seen);
                     self.finish_copy(inner, end.owner, copy.content, seen);
                 }
                 // A copy that is all there is and does not add up, or misses what came live, is begun anew.
@@ -568,11 +590,15 @@ impl Registers {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let timeout = self.member_timeout;
+        inner.left.retain(|_, left| now.saturating_duration_since(left.at) < timeout);
         let mut left = Vec::new();
         inner.members.retain(|id, member| {
             let stays = now.saturating_duration_since(member.seen) < timeout;
             if !stays {
                 left.push((*id, member.current.as_ref().map_or(0, Content::sessions)));
+                if inner.left.len() < BROKERS_MAX {
+                    inner.left.insert(*id, Left { seen: member.seen, at: now });
+                }
             }
             stays
         });
@@ -612,6 +638,10 @@ impl Registers {
         if owner == self.own || member.is_some_and(|member| member.is_refused(now)) {
             return;
         }
+        let mut known = inner.ports.values().filter_map(|port| port.has.get(&owner));
+        if member.is_none() && known.all(|known| inner.has_left(owner, known.seen)) {
+            return;
+        }
         let place = member.map_or_else(Place::default, Member::place);
         if let Some((port, want)) = seek(inner.seeks.entry(owner).or_default(), owner, place, &mut inner.ports, now) {
             out.push((port, Say::Want(want)));
@@ -627,6 +657,19 @@ impl Inner {
 
     fn is_answer(&self, from: PortId, head: &DeltaHead) -> bool {
         self.seeks.get(&head.owner).is_some_and(|seek| seek.is_answer(from, head.incarnation))
+    }
+
+    /// Whether it has left, and was not heard of since.
+    fn has_left(&self, owner: BrokerId, seen: Instant) -> bool {
+        self.left.get(&owner).is_some_and(|left| seen < left.seen + RETURN_TIME)
+    }
+
+    /// When an owner of whose register a neighbour says something was heard of last, as far as that one knows, or else we.
+    fn seen_of(&self, owner: BrokerId, from: PortId, now: Instant) -> Instant {
+        let known = self.ports.get(&from).and_then(|port| port.has.get(&owner)).map(|known| known.seen);
+        let member = || self.members.get(&owner).map(|member| member.seen);
+        let left = || self.left.get(&owner).map(|left| left.seen);
+        known.or_else(member).or_else(left).unwrap_or(now)
     }
 
     /// Up to which version there is all of this life.

@@ -63,7 +63,7 @@ impl Port {
         }
     }
 
-    fn hear(&mut self, head: &DeltaHead, signed: &Arc<SignedRecord>, now: Instant) {
+    fn hear(&mut self, head: &DeltaHead, signed: &Arc<SignedRecord>, seen: Instant) {
         let (incarnation, version) = self.place_of(head.owner);
         if (incarnation, version) >= head.place() {
             return;
@@ -73,7 +73,7 @@ impl Port {
         if is_next && (self.pushed_bytes == 0 || pushed_bytes <= REGISTER_PUSHED_BYTES) {
             self.pushed_bytes = pushed_bytes;
             self.news.push(Arc::clone(signed));
-            self.note(head.owner, head.place(), now);
+            self.note(head.owner, head.place(), seen);
         } else {
             self.late.insert(head.owner);
         }
@@ -97,12 +97,13 @@ impl Port {
 }
 
 /// A delta is news: neighbours get it that it brings further, but for the one from which it came; others are told that there is more.
+/// `seen`: when its owner was heard of last.
 pub(super) fn pass_on(
     ports: &mut BTreeMap<PortId, Port>,
     from: Option<PortId>,
     head: &DeltaHead,
     signed: &Arc<SignedRecord>,
-    now: Instant,
+    seen: Instant,
 ) {
-    ports.iter_mut().filter(|(id, _)| from != Some(**id)).for_each(|(_, port)| port.hear(head, signed, now));
+    ports.iter_mut().filter(|(id, _)| from != Some(**id)).for_each(|(_, port)| port.hear(head, signed, seen));
 }
