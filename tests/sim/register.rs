@@ -246,7 +246,8 @@ impl World {
     fn arrived(&mut self, from: usize, to: usize) -> Option<Say> {
         let now = self.now;
         let (_, pipe) = self.pipes.get_mut(&(from, to))?;
-        let (_, bytes, say) = pipe.says.pop_front_if(|(at, ..)| *at <= now)?;
+        pipe.says.front().filter(|(at, ..)| *at <= now)?;
+        let (_, bytes, say) = pipe.says.pop_front()?;
         pipe.bytes -= bytes;
         Some(say)
     }
