@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::clock;
-use crate::config::{Admin, Config, Discovery, HostPort, Listener, MQTT_PORT, Mesh, Persistence};
+use crate::config::{Admin, Config, Discovery, HostPort, Listener, MQTT_PORT, Mesh, Persistence, SubscribeAck};
 use crate::mesh::pki::{Authority, Validity};
 use crate::mesh::tls::Credentials;
 use crate::server::Server;
@@ -60,7 +60,14 @@ impl Fleet {
             data_dir: self.directory.0.join(&name),
             name,
             listeners: vec![Listener { bind: bind.into(), allow_anonymous: Some(true), ..Listener::default() }],
-            mesh: Some(Mesh { name: MESH.to_owned(), listen: ANY_PORT, discovery: vec![Discovery::Static], ..Mesh::default() }),
+            mesh: Some(Mesh {
+                name: MESH.to_owned(),
+                listen: ANY_PORT,
+                discovery: vec![Discovery::Static],
+                // What is shown is published as soon as there is a subscription.
+                subscribe_ack: SubscribeAck::Mesh,
+                ..Mesh::default()
+            }),
             admin: Admin { bind: Some(ANY_PORT), token_file: None },
             // What a broker of the demonstration holds goes with its directory.
             persistence: Persistence { enabled: false, ..Persistence::default() },
