@@ -97,7 +97,7 @@ impl Site {
     pub fn configuration(&self, name: &str, peers: &[SocketAddr]) -> String {
         let peers: Vec<_> = peers.iter().map(ToString::to_string).collect();
         format!(
-            "{}\n[mesh]\nname = \"m\"\nlisten = \"127.0.0.1:0\"\ndiscovery = [\"static\"]\npeers = {peers:?}\n\
+            "{}\n[mesh]\nname = \"m\"\nlisten = \"127.0.0.1:0\"\ndiscovery = [\"static\"]\nsubscribe_ack = \"mesh\"\npeers = {peers:?}\n\
              cafile = {:?}\ncertfile = {:?}\nkeyfile = {:?}\n",
             self.alone(name),
             self.file("pki/ca.pem"),
