@@ -34,6 +34,12 @@ fn wait_for_subscriptions(broker: &Broker, count: usize) {
     wait_for("a subscription", || get(broker.address_of("health"), "/metrics").contains(&line).then_some(()));
 }
 
+/// That `broker` knows of so many filters of the others.
+fn wait_for_filters_elsewhere(broker: &Broker, count: usize) {
+    let line = format!("\nmqtt_st_quic_mesh_interest_filters {count}.0\n");
+    wait_for("a filter of another broker", || get(broker.address_of("health"), "/metrics").contains(&line).then_some(()));
+}
+
 #[test]
 fn mosquitto_clients_of_both_versions_and_every_qos() {
     let mut probe = Command::new("sh");
@@ -51,11 +57,13 @@ fn mosquitto_clients_of_both_versions_and_every_qos() {
             let listen = ["-V", version, "-q", qos, "-t", &topic, "-C", "1", "-W", "30", "-F", "%q %r %p"];
             let listener = mosquitto("mosquitto_sub", brokers[1].address(), &listen).stdout(Stdio::piped()).spawn().unwrap();
             wait_for_subscriptions(&brokers[1], 1);
+            wait_for_filters_elsewhere(&brokers[2], 1);
             let say = ["-V", version, "-q", qos, "-t", &topic, "-m", "hello"];
             assert!(mosquitto("mosquitto_pub", brokers[2].address(), &say).status().unwrap().success(), "{what}");
             let heard = listener.wait_with_output().unwrap();
             assert_eq!(String::from_utf8_lossy(&heard.stdout), format!("{qos} 0 hello\n"), "{what}");
             wait_for_subscriptions(&brokers[1], 0);
+            wait_for_filters_elsewhere(&brokers[2], 0);
 
             let keep = ["-V", version, "-q", qos, "-r", "-t", &kept, "-m", "kept"];
             assert!(mosquitto("mosquitto_pub", brokers[0].address(), &keep).status().unwrap().success(), "{what}");
