@@ -3,10 +3,10 @@
 //! A [`Stamp`] is the wall clock's milliseconds, or one more than the greatest stamp that was seen, whichever is later. So whoever knows of a
 //! write writes later, whatever his clock says; only of two that know nothing of each other do the clocks decide, and then chance.
 //!
-//! **Mesh time** is the most advanced clock of the mesh: neighbours tell each other theirs, and one that is more than [`TOLERANCE`] behind
+//! **Mesh time** is the most advanced clock of the mesh: neighbours tell each other theirs, and one that is more than [`TOLERANCE_MS`] behind
 //! adds the difference to its own ([`StampClock::hear`]). So a broker whose clock stands in 1970 writes stamps like everybody, and one that is ahead
-//! takes the others along instead of being refused. What is still [`SKEW_MAX`] ahead of that is nobody's clock: it is not taken ([`StampClock::accepts`]), for it
-//! would win against all that is written later. Nor is a clock believed that is [`OFFSET_MAX`] ahead: stamps would run out.
+//! takes the others along instead of being refused. What is still [`SKEW_MAX_MS`] ahead of that is nobody's clock: it is not taken ([`StampClock::accepts`]), for it
+//! would win against all that is written later. Nor is a clock believed that is [`OFFSET_MAX_MS`] ahead: stamps would run out.
 //!
 //! It knows no clock: the wall clock's time is given to it, once a second or so ([`StampClock::set`]).
 
