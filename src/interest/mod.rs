@@ -325,7 +325,7 @@ impl Follow for Interest {
                     let Ok(filter) = topic::parse_filter(text) else { continue };
                     if value.is_some() { all.insert(member, filter.levels) } else { all.remove(member, filter.levels) }
                 }
-                Key::Session(_) | Key::Echo(_) | Key::Unknown(..) => {}
+                Key::Echo(_) | Key::Unknown(..) => {}
             }
         }
     }

@@ -69,7 +69,7 @@ pub struct Router {
     /// Sessions with numbers up to this one were read from disk.
     last_restored: AtomicU64,
     mesh: OnceLock<Arc<Replication>>,
-    /// Where all brokers of the mesh tell each other what their clients want and whose sessions they have.
+    /// Where all brokers of the mesh tell each other what their clients want.
     registers: OnceLock<Arc<Registers>>,
     /// Where it is written down what outlives the broker; none: nothing does.
     journal: Option<Arc<Journal>>,

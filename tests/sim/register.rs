@@ -10,7 +10,7 @@ use mqtt_st_quic::limits::{
     REGISTER_DELTA_BYTES, REGISTER_FILTERS_MAX, REGISTER_ON_THE_WAY_BYTES, REGISTER_PUSHED_BYTES, REGISTER_TAIL_BYTES,
 };
 use mqtt_st_quic::shared::register::{
-    Change, Claim, Delta, DeltaHead, DeltaMode, End, Follow, Have, Judgement, Key, Page, Registers, Say, Value, Want,
+    Change, Delta, DeltaHead, DeltaMode, End, Follow, Have, Judgement, Key, Page, Registers, Say, Value, Want,
 };
 use mqtt_st_quic::shared::{Signature, SignedRecord};
 use parking_lot::Mutex;
@@ -304,13 +304,6 @@ impl World {
                 (from..from + 3_000).for_each(|n| self.nodes[a].add(&format!("many/{n}/{}", "x".repeat(100))));
             }
             13 => (0..4_000).for_each(|n| self.nodes[a].remove(&format!("many/{n}/{}", "x".repeat(100)))),
-            14 => {
-                let stamp = self.random.random_range(0..1_000);
-                let client: Arc<str> = Arc::from(format!("client{}", stamp % 7));
-                let claim = Claim { stamp };
-                self.nodes[a].registers.own().claim(&client, claim);
-                self.nodes[a].truth.insert(Key::Session(client), Value::Claim(claim));
-            }
             _ => {
                 let n = self.random.random_range(0..20);
                 if self.random.random_bool(0.5) {
@@ -432,19 +425,19 @@ fn whose_register_is_refused_is_a_member_of_whom_nothing_is_known() {
     assert_eq!(state(&world), Some((false, 0)));
 }
 
-/// Nothing is kept any more for the sessions of one who leaves: that is to be told.
+/// Nothing is kept any more for the subscriptions of one who leaves: that is to be told.
 #[test]
-fn who_leaves_is_told_with_its_sessions() {
+fn who_leaves_is_told_with_its_filters() {
     let mut world = World::new(1, 2);
-    for client in ["x", "y"] {
-        world.nodes[0].registers.own().claim(&Arc::from(client), Claim { stamp: 0 });
-    }
+    let before = world.nodes[0].truth.len();
+    ["x", "y"].iter().for_each(|filter| world.nodes[0].add(filter));
+    let filters = before + 2;
     world.link(0, 1);
     (0..20).for_each(|_| world.step());
     world.cut(0, 1);
     let (now, registers) = (world.now, &world.nodes[1].registers);
     let left = [Duration::ZERO, MEMBER_TIMEOUT, 2 * MEMBER_TIMEOUT].map(|time| registers.tick(now + time, &mut Vec::new()));
-    assert_eq!(left, [vec![], vec![(id(0), 2)], vec![]]);
+    assert_eq!(left, [vec![], vec![(id(0), filters)], vec![]]);
 }
 
 /// Also a register that is long on its way: that its owner is a member is known at once.

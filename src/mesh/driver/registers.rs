@@ -116,15 +116,15 @@ impl Driver {
     /// Once a second.
     pub(super) fn register_tick(&mut self) {
         let mut out = Vec::new();
-        for (broker, sessions) in self.settings.registers.tick(clock::now(), &mut out) {
+        for (broker, filters) in self.settings.registers.tick(clock::now(), &mut out) {
             self.settings.local.metrics.members_left.add(1);
             let name = self.name_of(broker);
-            match sessions {
+            match filters {
                 0 => info!(broker = %name, "not heard of for `mesh.member_timeout`: no member any more"),
                 _ => warn!(
                     broker = %name,
-                    sessions,
-                    "not heard of for `mesh.member_timeout`: no member any more, and what is published from now on is not kept for its sessions"
+                    filters,
+                    "not heard of for `mesh.member_timeout`: no member any more, and what is published from now on is not kept for its subscriptions"
                 ),
             }
         }

@@ -133,9 +133,9 @@ impl Content {
         self.entries.get(key)
     }
 
-    /// How many sessions its owner has.
-    pub(super) fn sessions(&self) -> usize {
-        self.entries.keys().filter(|key| matches!(key, Key::Session(_))).count()
+    /// How many filters its owner has; where these were too many to be told, one for all.
+    pub(super) fn filters(&self) -> usize {
+        self.entries.keys().filter(|key| matches!(key, Key::Filter(_) | Key::Everything)).count()
     }
 
     /// What turns `former` into this.

@@ -11,7 +11,6 @@ use crate::ids::{BrokerId, Incarnation};
 
 const EVERYTHING: u8 = 0;
 const FILTER: u8 = 1;
-const SESSION: u8 = 2;
 const ECHO: u8 = 3;
 
 /// Set in the kind of a key that is taken out.
@@ -24,19 +23,10 @@ pub enum Key {
     Everything,
     /// A topic filter to which somebody there is subscribed, as it was subscribed: with its `$share/` and group.
     Filter(Arc<str>),
-    /// A session, by its client id.
-    Session(Arc<str>),
     /// Another member's register.
     Echo(BrokerId),
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
-}
-
-/// That a broker has a client's session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Claim {
-    /// Mesh time of the CONNECT that made it this broker's: the newest claim holds. 0: of a former life of the broker.
-    pub stamp: u64,
 }
 
 /// How far another member's register was taken in.
@@ -53,8 +43,6 @@ pub struct Echo {
 pub enum Value {
     /// That the key is there.
     Present,
-    /// Of [`Key::Session`].
-    Claim(Claim),
     /// Of [`Key::Echo`].
     Echo(Echo),
     /// Of a newer version.
@@ -66,7 +54,6 @@ impl Key {
         match self {
             Self::Everything => EVERYTHING,
             Self::Filter(_) => FILTER,
-            Self::Session(_) => SESSION,
             Self::Echo(_) => ECHO,
             Self::Unknown(kind, _) => *kind,
         }
@@ -75,7 +62,7 @@ impl Key {
     fn put_bytes(&self, out: &mut Vec<u8>) {
         match self {
             Self::Everything => put_block(out, &[]),
-            Self::Filter(text) | Self::Session(text) => put_block(out, text.as_bytes()),
+            Self::Filter(text) => put_block(out, text.as_bytes()),
             Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
             Self::Unknown(_, bytes) => put_block(out, bytes),
         }
@@ -85,7 +72,7 @@ impl Key {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Everything => 0,
-            Self::Filter(text) | Self::Session(text) => text.len(),
+            Self::Filter(text) => text.len(),
             Self::Echo(_) => size_of::<u64>(),
             Self::Unknown(_, bytes) => bytes.len(),
         }
@@ -96,7 +83,6 @@ impl Key {
         Ok(match kind {
             EVERYTHING if bytes.is_empty() => Self::Everything,
             FILTER => Self::Filter(text()?),
-            SESSION => Self::Session(text()?),
             ECHO => Self::Echo(BrokerId(u64::from_be_bytes(bytes.try_into().map_err(|_| FrameError::Truncated("register key"))?))),
             _ => Self::Unknown(kind, bytes.into()),
         })
@@ -108,7 +94,6 @@ impl Value {
         let mut bytes = Vec::new();
         match self {
             Self::Present => {}
-            Self::Claim(claim) => put_varint(&mut bytes, claim.stamp),
             Self::Echo(echo) => {
                 put_varint(&mut bytes, echo.incarnation.0);
                 put_varint(&mut bytes, echo.version);
@@ -120,19 +105,11 @@ impl Value {
 
     fn read(key: &Key, bytes: &[u8]) -> Self {
         let known = match key {
-            Key::Session(_) => read_claim(bytes).ok().map(Self::Claim),
             Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
             Key::Everything | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
         };
         known.unwrap_or_else(|| Self::Unknown(bytes.into()))
     }
-}
-
-fn read_claim(bytes: &[u8]) -> Result<Claim, FrameError> {
-    let mut reader = Reader::new(bytes);
-    let claim = Claim { stamp: reader.varint("stamp")? };
-    reader.finish()?;
-    Ok(claim)
 }
 
 fn read_echo(bytes: &[u8]) -> Result<Echo, FrameError> {

@@ -584,7 +584,7 @@ impl Registers {
         others.for_each(|port| port.untold.push(owner));
     }
 
-    /// Once a second or so: forgets who has left, asks again where nothing came. Gives who has left, and how many sessions each of them had: what
+    /// Once a second or so: forgets who has left, asks again where nothing came. Gives who has left, and how many filters each of them had: what
     /// is published from now on is not kept for these.
     pub fn tick(&self, now: Instant, out: &mut Vec<(PortId, Say)>) -> Vec<(BrokerId, usize)> {
         let mut guard = self.inner.lock();
@@ -595,7 +595,7 @@ impl Registers {
         inner.members.retain(|id, member| {
             let stays = now.saturating_duration_since(member.seen) < timeout;
             if !stays {
-                left.push((*id, member.current.as_ref().map_or(0, Content::sessions)));
+                left.push((*id, member.current.as_ref().map_or(0, Content::filters)));
                 if inner.left.len() < BROKERS_MAX {
                     inner.left.insert(*id, Left { seen: member.seen, at: now });
                 }

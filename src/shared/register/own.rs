@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::{Change, Claim, Echo, Key, Value};
+use super::{Change, Echo, Key, Value};
 use crate::ids::BrokerId;
 
 /// What this broker tells all others. Whoever changes it takes one short lock.
@@ -77,16 +77,6 @@ impl Register {
                 pending.remove(Key::Everything);
             }
         });
-    }
-
-    /// This broker has a client's session.
-    pub fn claim(&self, client_id: &Arc<str>, claim: Claim) {
-        self.change(|pending| pending.put(Key::Session(Arc::clone(client_id)), Value::Claim(claim)));
-    }
-
-    /// This broker has a client's session no more.
-    pub fn release(&self, client_id: &Arc<str>) {
-        self.change(|pending| pending.remove(Key::Session(Arc::clone(client_id))));
     }
 
     /// So much of another's register was taken in.
