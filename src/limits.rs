@@ -223,6 +223,15 @@ pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 /// The shortest that may be configured: the tree must have time to form anew.
 pub const RING_AGE_MIN: Duration = Duration::from_secs(10);
 
+// Letters.
+
+/// One letter from broker to broker, bytes.
+pub const LETTER_BYTES_MAX: usize = 40 * 1024;
+/// Letters that wait to be written to a link, bytes.
+pub const LETTERS_BYTES_MAX: usize = 1024 * 1024;
+/// Letters that wait to be read by this broker, bytes.
+pub const POST_BYTES_MAX: usize = 16 * 1024 * 1024;
+
 // Registers.
 
 /// Who was not heard of for so long is no member of the mesh any more.
@@ -253,6 +262,7 @@ pub const REGISTER_TELL_BYTES: usize = 32 * 1024;
 /// Filters of one broker that are told one by one; with more of them it wants every topic.
 pub const REGISTER_FILTERS_MAX: usize = 1_000_000;
 
+const _: () = assert!(2 * LETTER_BYTES_MAX < LETTERS_BYTES_MAX && LETTERS_BYTES_MAX < POST_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES + 64 * 1024 + 128 < REGISTER_DELTA_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX);
 const _: () = assert!(REGISTER_HAVES_MAX >= BROKERS_MAX && REGISTER_HAVES_MAX * 48 < CONTROL_FRAME_BYTES_MAX);

@@ -30,7 +30,7 @@ use crate::router::{Batch, LinkDelivery, MeshCounts, RetainedStore, Router, Rout
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::{self, Follow, Registers};
 use crate::shared::retained::RetainedCopies;
-use crate::shared::{StampClock, Topology};
+use crate::shared::{Post, StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task};
 
@@ -555,7 +555,8 @@ fn start_mesh(
         Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
-    let handle = mesh::start(setup, Arc::clone(&replication), registers, deliver, Arc::clone(router) as Arc<dyn RetainedCopies>)?;
+    let retained = Arc::clone(router) as Arc<dyn RetainedCopies>;
+    let handle = mesh::start(setup, Arc::clone(&replication), registers, Arc::<Post>::default(), deliver, retained)?;
     router.join_mesh(replication);
     Ok(handle)
 }

@@ -1,11 +1,12 @@
-//! The frames of a link's bulk streams: what is large and can wait. So far retained messages: how two brokers find out in what they differ, and
-//! what each lacks (`shared::retained` has the exchange).
+//! The frames of a link's bulk streams: what is large and can wait. Retained messages: how two brokers find out in what they differ, and
+//! what each lacks (`shared::retained` has the exchange). And letters, from one broker to one other, over as many links as that takes.
 //!
 //! A bulk stream is unidirectional, one each way. The messages of [`BulkFrame::Messages`] are encoded as in a lane's block; each has a stamp,
 //! and one without a payload says that its topic was deleted.
 
 use super::{FrameError, Reader, put_frame, put_varint};
-use crate::ids::Stamp;
+use crate::ids::{BrokerId, Stamp};
+use crate::limits::LETTER_BYTES_MAX;
 
 const CLOCK: u8 = 1;
 const SUMS: u8 = 2;
@@ -13,6 +14,7 @@ const LIST: u8 = 3;
 const LISTED: u8 = 4;
 const MESSAGES: u8 = 5;
 const DONE: u8 = 6;
+const LETTER: u8 = 7;
 
 /// Buckets into which retained topics fall.
 pub const BUCKET_COUNT: usize = 1 << BUCKET_BITS;
@@ -63,8 +65,25 @@ pub enum BulkFrame<'a> {
     Messages(&'a [u8]),
     /// Nor do messages.
     Done,
+    /// What one broker says to one other.
+    Letter(Letter<'a>),
     /// A frame of a newer version: to be skipped.
     Unknown,
+}
+
+/// A letter, or word of one that found no way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Letter<'a> {
+    /// `from` could not be reached with a letter of `to`'s, and there is no body.
+    pub is_bounce: bool,
+    /// Whom it is to.
+    pub to: BrokerId,
+    /// Who wrote it.
+    pub from: BrokerId,
+    /// Over so many links more it may go.
+    pub hops: u8,
+    /// What it says, at most [`LETTER_BYTES_MAX`].
+    pub body: &'a [u8],
 }
 
 /// The sums of all buckets.
@@ -123,6 +142,15 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(BulkFrame<'
         LISTED => BulkFrame::Listed,
         MESSAGES => return Ok(Some((BulkFrame::Messages(body), length))),
         DONE => BulkFrame::Done,
+        LETTER => {
+            let is_bounce = reader.varint_max(1, "kind of letter")? == 1;
+            let (to, from) = (BrokerId(reader.u64("receiver")?), BrokerId(reader.u64("writer")?));
+            let (hops, body) = (reader.byte("hops")?, reader.rest());
+            if body.len() > LETTER_BYTES_MAX {
+                return Err(FrameError::Value { field: "letter", value: body.len() as u64 });
+            }
+            return Ok(Some((BulkFrame::Letter(Letter { is_bounce, to, from, hops, body }), length)));
+        }
         _ => return Ok(Some((BulkFrame::Unknown, length))),
     };
     reader.finish()?;
@@ -184,6 +212,17 @@ pub fn put_messages(out: &mut Vec<u8>, body: &[u8]) {
     put_frame(out, MESSAGES, |out| out.extend_from_slice(body));
 }
 
+/// Appends a LETTER.
+pub fn put_letter(out: &mut Vec<u8>, letter: &Letter<'_>) {
+    put_frame(out, LETTER, |out| {
+        out.push(u8::from(letter.is_bounce));
+        out.extend_from_slice(&letter.to.0.to_be_bytes());
+        out.extend_from_slice(&letter.from.0.to_be_bytes());
+        out.push(letter.hops);
+        out.extend_from_slice(letter.body);
+    });
+}
+
 /// Appends a DONE.
 pub fn put_done(out: &mut Vec<u8>) {
     put_frame(out, DONE, |_| {});
@@ -225,6 +264,14 @@ mod tests {
         assert!(matches!(one(&encoded(put_listed)), BulkFrame::Listed));
         assert!(matches!(one(&encoded(put_done)), BulkFrame::Done));
         assert!(matches!(one(&encoded(|out| put_messages(out, b"x"))), BulkFrame::Messages(b"x")));
+        for (is_bounce, body) in [(false, &b"text"[..]), (true, b"")] {
+            let letter = Letter { is_bounce, to: BrokerId(u64::MAX), from: BrokerId(2), hops: 9, body };
+            let bytes = encoded(|out| put_letter(out, &letter));
+            let BulkFrame::Letter(read) = decode(&bytes, 70_000).unwrap().unwrap().0 else { panic!() };
+            assert_eq!(read, letter);
+        }
+        let long = Letter { is_bounce: false, to: BrokerId(1), from: BrokerId(2), hops: 9, body: &[0; LETTER_BYTES_MAX + 1] };
+        assert!(decode(&encoded(|out| put_letter(out, &long)), 70_000).is_err());
         assert!(matches!(one(&[99, 1, 0]), BulkFrame::Unknown));
     }
 
@@ -248,7 +295,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..8_u8) {
+        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..9_u8) {
             let _ = decode(&bytes, 1_000);
             if let Some(front) = bytes.first_mut() {
                 *front = kind;

@@ -1,5 +1,5 @@
-//! The bulk streams of a link, one each way: what is large and can wait. So far retained messages that lanes do not bring; the exchange is
-//! [`RetainedSync`]'s.
+//! The bulk streams of a link, one each way: what is large and can wait. Retained messages that lanes do not bring; the exchange is
+//! [`RetainedSync`]'s. And letters (`post`), which are written before all else: a client may wait for what they say.
 //!
 //! A bulk stream is unidirectional, on the lanes' connection and of a lower priority than they, and begins with two bytes as theirs do. What is on
 //! its way is bounded by [`WINDOW_BYTES`], for which QUIC's send window has room beside the lanes' credit: so it never blocks there, and no
@@ -20,9 +20,9 @@ use super::error::LinkError;
 use super::handshake::HANDSHAKE_TIMEOUT;
 use super::link::Link;
 use crate::clock;
-use crate::frame::bulk;
+use crate::frame::bulk::{self, BulkFrame, Letter};
 use crate::ids::LaneId;
-use crate::limits::{BLOCK_BYTES, CREDIT_BYTES_MAX, MQTT_REMAINING_LENGTH_MAX, SEND_WINDOW_BYTES};
+use crate::limits::{BLOCK_BYTES, CREDIT_BYTES_MAX, LETTERS_BYTES_MAX, MQTT_REMAINING_LENGTH_MAX, SEND_WINDOW_BYTES};
 use crate::shared::ClockWord;
 use crate::shared::retained::RetainedSync;
 
@@ -46,6 +46,8 @@ const PRIORITY: i32 = -1;
 #[derive(Debug)]
 pub(super) struct Bulk {
     sync: Mutex<RetainedSync>,
+    /// Letters that are to be written, encoded.
+    letters: Mutex<Vec<u8>>,
     /// There may be something to say.
     woken: Notify,
     written: AtomicU64,
@@ -58,11 +60,23 @@ impl Bulk {
     pub(super) fn new(link: u64) -> Self {
         Self {
             sync: Mutex::new(RetainedSync::new(link)),
+            letters: Mutex::default(),
             woken: Notify::new(),
             written: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
             freed: Notify::new(),
         }
+    }
+
+    /// Takes a letter on its way over this link; where too many wait it is lost.
+    pub(super) fn post(&self, letter: &Letter<'_>) {
+        let mut letters = self.letters.lock();
+        if letters.len() + letter.body.len() > LETTERS_BYTES_MAX {
+            return debug!(to = %letter.to, "too many letters wait for a link");
+        }
+        bulk::put_letter(&mut letters, letter);
+        drop(letters);
+        self.woken.notify_one();
     }
 
     /// The far side has consumed `total` bytes.
@@ -107,7 +121,10 @@ pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
         if std::mem::replace(&mut losses, present) != present {
             link.bulk.sync.lock().suspect();
         }
-        link.bulk.sync.lock().poll(&*link.retained, clock::now(), &mut out);
+        std::mem::swap(&mut *link.bulk.letters.lock(), &mut out);
+        if out.is_empty() {
+            link.bulk.sync.lock().poll(&*link.retained, clock::now(), &mut out);
+        }
         if out.is_empty() {
             // Whether it was woken or not is all the same.
             let _ = tokio::time::timeout(LOOK_INTERVAL, link.bulk.woken.notified()).await;
@@ -151,20 +168,25 @@ pub(super) async fn read(link: &Arc<Link>, mut stream: RecvStream) -> Result<(),
         let chunk = stream.read_chunk(PIECE_BYTES, true).await?;
         let chunk = chunk.ok_or(LinkError::Stream("the peer ended its bulk stream"))?;
         buffer.extend_from_slice(&chunk.bytes);
-        let mut used = 0;
+        let (mut used, mut is_heard) = (0, false);
         while let Some((frame, length)) = bulk::decode(buffer.get(used..).unwrap_or_default(), FRAME_BYTES_MAX)? {
-            let word = link.bulk.sync.lock().receive(&frame, &*link.retained, clock::now())?;
-            tell(word);
+            if let BulkFrame::Letter(letter) = &frame {
+                link.post.relay(link, letter);
+            } else {
+                let word = link.bulk.sync.lock().receive(&frame, &*link.retained, clock::now())?;
+                tell(word);
+                is_heard = true;
+            }
             used += length;
         }
         let _ = buffer.split_to(used);
         if buffer.is_empty() && buffer.capacity() > 4 * PIECE_BYTES {
             buffer = BytesMut::new();
         }
-        if used > 0 {
+        if is_heard {
             link.bulk.woken.notify_one();
         }
-        while link.retained.is_behind() {
+        while is_heard && link.retained.is_behind() {
             tokio::time::sleep(PATIENCE).await;
         }
         link.consumed(lane, chunk.bytes.len());

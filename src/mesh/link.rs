@@ -28,6 +28,7 @@ use super::credit::{Credit, Reports};
 use super::driver::RegisterWord;
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
+use super::post::PostOffice;
 use super::{DeliverFactory, endpoint, lanes};
 use crate::clock;
 use crate::frame::control::{ControlFrame, Seal};
@@ -118,6 +119,7 @@ pub(super) struct LocalSide {
     pub(super) deliver: DeliverFactory,
     pub(super) retained: Arc<dyn RetainedCopies>,
     pub(super) replication: Arc<Replication>,
+    pub(super) post: Arc<PostOffice>,
 }
 
 /// What a link's tasks and the driver share.
@@ -133,6 +135,7 @@ pub(super) struct Link {
     pub(super) deliver: DeliverFactory,
     pub(super) retained: Arc<dyn RetainedCopies>,
     pub(super) replication: Arc<Replication>,
+    pub(super) post: Arc<PostOffice>,
     pub(super) bulk: Bulk,
     health: Mutex<Health>,
     credit: Mutex<Credit>,
@@ -159,7 +162,7 @@ pub(super) fn start(
     id: PortId,
     port: Arc<Port>,
     local: &Local,
-    LocalSide { deliver, retained, replication }: LocalSide,
+    LocalSide { deliver, retained, replication, post }: LocalSide,
     events: mpsc::Sender<Event>,
 ) -> (Arc<Link>, Measured) {
     let now = clock::now();
@@ -183,6 +186,7 @@ pub(super) fn start(
         deliver,
         retained,
         replication,
+        post,
         bulk: Bulk::new(id.generation),
         health: Mutex::new(Health::from(&detection)),
         credit: Mutex::new(Credit::new(lane_count, now)),

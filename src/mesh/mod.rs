@@ -9,7 +9,8 @@
 //! | `connect`, `handshake`, `pairing`, `rivals`, `roster` | from an address to a candidate, from a candidate to the one link of a pair |
 //! | `link`, `control`, `lanes` | a link's tasks: control stream, lanes |
 //! | `congestion` | QUIC's congestion controllers, with a floor |
-//! | `bulk` | retained messages that lanes do not bring, beside the lanes |
+//! | `bulk` | retained messages that lanes do not bring, and letters, beside the lanes |
+//! | `post` | by which links letters go |
 //! | `credit` | how much may be on its way: a decision as a value under virtual time |
 //! | `proof` | what brokers say of themselves, signed and checked |
 //! | `incarnation`, `capacity` | what this broker says of itself |
@@ -40,7 +41,7 @@ use crate::ids::{BrokerId, RootClaim};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
 use crate::shared::retained::RetainedCopies;
-use crate::shared::{Records, Topology};
+use crate::shared::{Post, Records, Topology};
 use crate::stp::StpConfig;
 use crate::{clock, task};
 
@@ -67,6 +68,7 @@ mod link;
 mod metrics;
 mod pairing;
 pub mod pki;
+mod post;
 mod proof;
 mod rivals;
 mod roster;
@@ -90,6 +92,7 @@ use handshake::Local;
 use identity::{Identity, IdentityError};
 use incarnation::Life;
 use pairing::Pairing;
+use post::PostOffice;
 use proof::Keyring;
 use roster::Roster;
 use tls::{Credentials, SharedCredentials};
@@ -262,6 +265,7 @@ pub fn start(
     config: MeshConfig,
     replication: Arc<Replication>,
     registers: Arc<Registers>,
+    post: Arc<Post>,
     deliver: DeliverFactory,
     retained: Arc<dyn RetainedCopies>,
 ) -> Result<MeshHandle, MeshError> {
@@ -310,6 +314,7 @@ pub fn start(
         pull_timeout: config.mesh.pull_timeout,
         replication: Arc::clone(&replication),
         registers,
+        office: PostOffice::open(id, post),
     };
     let (proposals, proposals_out) = mpsc::channel(PROPOSALS_MAX);
     let (stop, stop_out) = watch::channel(Stop::No);

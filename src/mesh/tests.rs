@@ -23,7 +23,7 @@ use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
 use crate::session::Writes;
 use crate::shared::register::Key;
 use crate::shared::retained::{Taken, Turn};
-use crate::shared::{BrokerRecord, ClockWord, LastChange, LinkRole, LinkState, Signature, SignedRecord};
+use crate::shared::{BrokerRecord, ClockWord, LastChange, LinkRole, LinkState, Mail, Signature, SignedRecord};
 
 mod admission;
 mod claims;
@@ -109,6 +109,7 @@ struct Broker {
     handle: MeshHandle,
     replication: Arc<Replication>,
     registers: Arc<Registers>,
+    post: Arc<Post>,
     inbox: Inbox,
     batch: Mutex<LocalBatch>,
     dir: Arc<TempDir>,
@@ -181,9 +182,11 @@ impl<'a> Plan<'a> {
         let inbox = Inbox::default();
         let deliver = inbox.clone();
         let factory: DeliverFactory = Arc::new(move || Box::new(deliver.clone()));
-        let handle = super::start(config, Arc::clone(&replication), Arc::clone(&registers), factory, Arc::new(Nothing)).unwrap();
+        let post = Arc::<Post>::default();
+        let (replicates, tells) = (Arc::clone(&replication), Arc::clone(&registers));
+        let handle = super::start(config, replicates, tells, Arc::clone(&post), factory, Arc::new(Nothing)).unwrap();
         let batch = Mutex::new(LocalBatch::new());
-        Broker { handle, replication, registers, inbox, batch, dir }
+        Broker { handle, replication, registers, post, inbox, batch, dir }
     }
 }
 
@@ -250,6 +253,39 @@ async fn two_brokers_link_and_carry_messages_both_ways() {
     assert_eq!((a.handle.links().len(), b.handle.links().len()), (1, 1));
     b.handle.shutdown().await;
     until("a notices at once", || a.handle.links().is_empty().then_some(())).await;
+}
+
+/// Letters go over as many links as it takes, and who cannot be reached is told of.
+#[tokio::test]
+async fn letters_reach_brokers_with_which_there_is_no_link() {
+    let authority = authority();
+    let a = Plan::new(&authority, "a", &[]).start();
+    let b = Plan::new(&authority, "b", &[&a]).start();
+    let c = Plan::new(&authority, "c", &[&b]).start();
+    let id = |name| BrokerId::derive("m", name);
+    until_agreed(&[&a, &b, &c], 2).await;
+    // The way is found when the records have come; until then it is said that there is none.
+    let mut sent = 0;
+    until("a letter over two links", || {
+        sent += 1;
+        a.post.send(id("c"), format!("letter {sent}").as_bytes());
+        c.post.receive()
+    })
+    .await;
+    let long = vec![b'x'; limits::LETTER_BYTES_MAX];
+    c.post.send(id("a"), &long);
+    until("the longest one, back", || match a.post.receive()? {
+        Mail::Letter { from, body } => Some(assert!(from == id("c") && body == long)),
+        Mail::Unreachable(_) => None,
+    })
+    .await;
+    c.handle.abort().await;
+    until("word that c cannot be reached", || {
+        a.post.send(id("c"), b"are you there");
+        a.post.receive().filter(|mail| *mail == Mail::Unreachable(id("c")))
+    })
+    .await;
+    assert_eq!(b.post.receive(), None, "whoever carries letters does not read them");
 }
 
 /// Publishes `count` messages at each broker and waits until every broker has those of all others, once each and in order.
@@ -378,7 +414,9 @@ async fn a_name_is_looked_up_and_this_broker_finds_itself_there() {
     (config.mesh.discovery, config.mesh.peers) = (vec![Discovery::Dns], vec![name]);
     let replication = Arc::clone(&a.replication);
     let registers = Registers::new(BrokerId::derive("m", "b"), Duration::from_secs(900), limits::REGISTER_FILTERS_MAX);
-    let b = super::start(config, replication, registers, Arc::new(|| Box::new(Inbox::default())), Arc::new(Nothing)).unwrap();
+    let b =
+        super::start(config, replication, registers, Arc::default(), Arc::new(|| Box::new(Inbox::default())), Arc::new(Nothing))
+            .unwrap();
     until("a link", || (b.links().len() == 1).then_some(())).await;
     b.shutdown().await;
 }
@@ -393,7 +431,7 @@ async fn what_does_not_fit_together_is_named_at_start() {
         let mut config = plan.config(plan.credentials(&authority), &dir);
         (config.mesh.name, config.name, config.mesh.listen) = (mesh_name.to_owned(), name.to_owned(), listen);
         let deliver: DeliverFactory = Arc::new(|| Box::new(Inbox::default()));
-        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), deliver, Arc::new(Nothing))
+        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), Arc::default(), deliver, Arc::new(Nothing))
             .unwrap_err()
             .to_string()
     };
@@ -657,7 +695,8 @@ impl Side {
         let (told, events) = mpsc::channel(driver::EVENTS_MAX);
         let factory: DeliverFactory = Arc::new(|| Box::new(Ignore));
         let port = replication.add_port(id);
-        let side = link::LocalSide { deliver: factory, retained: Arc::new(Nothing), replication: Arc::clone(&replication) };
+        let post = PostOffice::open(local.identity.id, Arc::default());
+        let side = link::LocalSide { deliver: factory, retained: Arc::new(Nothing), replication: Arc::clone(&replication), post };
         let (link, _) = link::start(candidate, id, port, local, side, told);
         Self { link, events, replication }
     }

@@ -1,12 +1,14 @@
 //! What every broker knows of every other: versioned maps, merged by rules that need no agreement: broker records and, drawn
-//! from them, the topology document; [registers](register); retained messages. The tree never depends on anything here.
+//! from them, the topology document; [registers](register); retained messages; and the [`Post`], by which one speaks to one other. The tree never depends on anything here.
 
+mod post;
 mod records;
 pub mod register;
 pub mod retained;
 mod stamp;
 mod topology;
 
+pub use post::{Carry, Mail, Post};
 pub use records::{
     BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordError, RecordHead, Records, Signature, SignedRecord,
 };

@@ -72,9 +72,13 @@ impl Driver {
         self.generation += 1;
         let id = PortId { peer: peer.id, generation: self.generation };
         let port = self.settings.replication.add_port(id);
-        let Settings { deliver, retained, replication, .. } = &self.settings;
-        let local_side =
-            LocalSide { deliver: Arc::clone(deliver), retained: Arc::clone(retained), replication: Arc::clone(replication) };
+        let Settings { deliver, retained, replication, office, .. } = &self.settings;
+        let local_side = LocalSide {
+            deliver: Arc::clone(deliver),
+            retained: Arc::clone(retained),
+            replication: Arc::clone(replication),
+            post: Arc::clone(office),
+        };
         let (link, measured) = link::start(candidate, id, port, &self.settings.local, local_side, self.events.clone());
         info!(peer = %peer.name, address = %peer.address, dialled = link.we_dialled, "link up");
         self.settings.local.metrics.links_opened.add(1);
@@ -200,8 +204,15 @@ impl Driver {
         self.tree(Input::Cost { port, cost: measured.cost, rtt: measured.rtt });
     }
 
-    pub(super) fn publish_links(&self) {
+    pub(super) fn publish_links(&mut self) {
         self.book.links.store(Arc::new(self.links.values().map(|entry| Arc::clone(&entry.link)).collect()));
+        self.find_ways();
+    }
+
+    /// Letters go by the links that there are now.
+    pub(super) fn find_ways(&mut self) {
+        self.ways_due = None;
+        self.settings.office.follow(&self.book.links.load(), self.book.records.read().iter());
     }
 }
 

@@ -36,6 +36,7 @@ use crate::mesh::handshake::Local;
 use crate::mesh::incarnation::IncarnationError;
 use crate::mesh::link::{Event, Link, Measured};
 use crate::mesh::metrics::MeshMetrics;
+use crate::mesh::post::PostOffice;
 use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
@@ -56,6 +57,8 @@ const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 const RECORD_AHEAD: Duration = Duration::from_secs(7);
 /// What changes together is told together.
 const RECORD_DELAY: Duration = Duration::from_millis(50);
+/// Where others are linked differently, letters go other ways after this time: records come many at once.
+const WAYS_DELAY: Duration = Duration::from_millis(50);
 /// A broker tells of itself at least this often.
 const RECORD_REFRESH: Duration = Duration::from_secs(60);
 /// Who was not heard of for three refreshes is forgotten; so are lost links.
@@ -114,6 +117,7 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) local: Arc<Local>,
     pub(in crate::mesh) replication: Arc<Replication>,
     pub(in crate::mesh) registers: Arc<Registers>,
+    pub(in crate::mesh) office: Arc<PostOffice>,
     pub(in crate::mesh) deliver: DeliverFactory,
     pub(in crate::mesh) retained: Arc<dyn RetainedCopies>,
     pub(in crate::mesh) links_max: usize,
@@ -179,6 +183,8 @@ pub(in crate::mesh) struct Driver {
     neighbourhood: Neighbourhood,
     /// When neighbours are told of changes in it.
     tell_behind_at: Option<Instant>,
+    /// When it is worked out anew by which links letters go.
+    ways_due: Option<Instant>,
     /// For what was waited for in vain.
     deliver: Box<dyn Deliver + Send>,
 }
@@ -247,6 +253,7 @@ impl Driver {
             countdown,
             neighbourhood: Neighbourhood::new(own_id),
             tell_behind_at: None,
+            ways_due: None,
             deliver,
         };
         (driver, Inputs { events: events_out, proposals, stop, reloaded: Arc::default(), probed: probed_out })
@@ -263,7 +270,7 @@ impl Driver {
             let tree_due = self.stp.poll_timeout();
             let record_due = self.record_due();
             let register_due = self.register_due(clock::now());
-            let timers = [tree_due, register_due, self.tell_behind_at];
+            let timers = [tree_due, register_due, self.tell_behind_at, self.ways_due];
             let due = timers.into_iter().flatten().fold(record_due, Instant::min);
             let registers = Arc::clone(&self.settings.registers);
             // What cannot be told yet, before the first link, is known already.
@@ -304,6 +311,9 @@ impl Driver {
             self.tell_register();
         }
         self.tell_behind(now);
+        if self.ways_due.is_some_and(|due| due <= now) {
+            self.find_ways();
+        }
     }
 
     fn sweep(&mut self) {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use super::{Driver, Entry, RECORD_AHEAD, RECORD_DELAY, RECORD_INTERVAL, RECORD_REFRESH, Settings};
+use super::{Driver, Entry, RECORD_AHEAD, RECORD_DELAY, RECORD_INTERVAL, RECORD_REFRESH, Settings, WAYS_DELAY};
 use crate::clock;
 use crate::ids::{BrokerId, PortId};
 use crate::limits::RECORD_LINKS_MAX;
@@ -57,6 +57,7 @@ impl Driver {
         };
         if self.book.records.write().merge(record, signed.clone(), now) == Merge::New {
             self.settings.registers.met(id, now);
+            self.ways_due.get_or_insert(now + WAYS_DELAY);
             self.book.events.ring();
             let others = self.links.values_mut().filter(|entry| entry.link.id != from);
             others.for_each(|entry| entry.send_record(&signed));

@@ -363,7 +363,7 @@ impl RetainedSync {
             }
             BulkFrame::Messages(body) => self.messages(body, copies, now)?,
             BulkFrame::Done => self.done(copies),
-            BulkFrame::Unknown => {}
+            BulkFrame::Letter(_) | BulkFrame::Unknown => {}
         }
         Ok(None)
     }
