@@ -665,6 +665,7 @@ fn record_of(identity: &Identity, incarnation: crate::ids::Incarnation) -> Broke
         last_change: LastChange { at: 0, cause: String::new() },
         links: Vec::new(),
         links_max: 0,
+        log: None,
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) struct Stream {
     index: Mutex<VecDeque<(u64, u64)>>,
     /// The number of the port that brought the newest block.
     upstream: AtomicU64,
+    /// Its broker has begun another log of this class since.
+    outlived: AtomicBool,
 }
 
 impl Stream {
@@ -61,6 +63,7 @@ impl Stream {
             held_from: AtomicU64::new(0),
             index: Mutex::default(),
             upstream: AtomicU64::new(0),
+            outlived: AtomicBool::new(false),
         }
     }
 
@@ -155,6 +158,14 @@ impl Stream {
         let index = self.index.lock();
         let place = index.partition_point(|(last, _)| *last < sequence);
         index.get(place).map(|(_, position)| *position)
+    }
+
+    pub(super) fn is_outlived(&self) -> bool {
+        self.outlived.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_outlived(&self, outlived: bool) {
+        self.outlived.store(outlived, Ordering::Relaxed);
     }
 
     pub(super) fn upstream(&self) -> u64 {

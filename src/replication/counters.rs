@@ -11,6 +11,8 @@ pub struct Counters {
     pub messages_received: Counter,
     /// Messages that came over links and were known already.
     pub messages_duplicate: Counter,
+    /// QoS 0: messages of an earlier life of their broker, dropped because those of the present one are coming already.
+    pub messages_outlived: Counter,
     /// Blocks handed to lane writers, each once a tree port.
     pub blocks_sent: Counter,
     /// Bytes handed to lane writers.

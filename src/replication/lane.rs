@@ -20,7 +20,7 @@ use super::ring::Ring;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
-use crate::ids::{LaneId, LogId, OriginLane};
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
 use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, OWN_POSITIONS_FORESEEN_MAX, STREAMS_PER_LANE_MAX};
 use crate::session::{Change, LogHead, Logged, Writes};
 
@@ -319,6 +319,13 @@ impl Lane {
     /// The origin-lane, if it is known.
     pub(super) fn known_stream(&self, key: &StreamKey) -> Option<Arc<Stream>> {
         if *key == self.own.key() { Some(Arc::clone(&self.own)) } else { self.streams.read().get(key).cloned() }
+    }
+
+    /// Of a lane of QoS 0: `origin` numbers its messages in `log` now, and in no other that is known here. What is left of those comes too late: it would
+    /// come behind what was published after it.
+    pub(super) fn log_begun(&self, origin: BrokerId, log: LogId) {
+        let logs = (origin, LogId(0))..=(origin, LogId(u64::MAX));
+        self.streams.read().range(logs).for_each(|((_, known), stream)| stream.set_outlived(*known != log));
     }
 
     /// Whether anything is known of an origin-lane.

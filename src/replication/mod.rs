@@ -322,6 +322,18 @@ impl Replication {
         &self.counters
     }
 
+    /// The log that this broker's messages of QoS 0 are numbered in.
+    #[must_use]
+    pub fn log(&self) -> LogId {
+        self.config.log
+    }
+
+    /// Another broker has said in which log its messages of QoS 0 are numbered now. What others of its logs still bring is of an earlier life, and is dropped: it would
+    /// come out of order [MQTT-4.6.0]. What it published at QoS 1 and 2 is owed, however late.
+    pub fn log_begun(&self, origin: BrokerId, log: LogId) {
+        self.lanes.iter().filter(|lane| !lane.reliable).for_each(|lane| lane.log_begun(origin, log));
+    }
+
     /// The lane of a local publish: messages of one topic and QoS class share a lane, and so keep their order [MQTT-4.6.0].
     #[must_use]
     pub fn lane_for(&self, topic: &str, qos: QoS) -> LaneId {

@@ -262,6 +262,12 @@ impl LaneReceiver {
             return Err(LaneError::Hole { origin: stream.key().0, prev: block.prev, cover });
         }
         *heard = now;
+        if stream.is_outlived() {
+            // Behind a cut they were left over; what their broker said after its restart may have come on another way already.
+            lane.skip_to(stream, last, now);
+            counters.messages_outlived.add(count);
+            return Ok(());
+        }
         let Block { first, hops, age_ms, body, .. } = *block;
         // Of QoS 0 a port may have been sent only some of a block's messages: the others come again with those if the block comes another way.
         let rest = (first <= cover && !lane.reliable).then(|| above(cover, first, body));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{BrokerId, Incarnation};
+use crate::ids::{BrokerId, Incarnation, LogId};
 use crate::limits;
 
 /// A broker writes a record a second on the long run.
@@ -55,6 +55,9 @@ pub struct BrokerRecord {
     /// How many links it keeps at once, if it chooses its neighbours by itself (`neighbours`); 0: it dials only whom it was told to.
     #[serde(default)]
     pub links_max: u16,
+    /// The log that its messages of QoS 0 are numbered in: this life's own; none: of a version that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogId>,
 }
 
 /// Whose record one is and which: what every version reads.
@@ -375,6 +378,7 @@ pub(super) mod tests {
             last_change: LastChange { at: 5, cause: "started".to_owned() },
             links: Vec::new(),
             links_max: 8,
+            log: Some(LogId(u64::MAX)),
         }
     }
 

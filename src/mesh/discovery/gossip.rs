@@ -147,6 +147,7 @@ mod tests {
             last_change: LastChange { at: 0, cause: String::new() },
             links,
             links_max: 8,
+            log: None,
         }
     }
 

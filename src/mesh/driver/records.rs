@@ -55,9 +55,11 @@ impl Driver {
                 return self.complain(from, "a broker's record is dropped", &error);
             }
         };
+        let log = record.log;
         if self.book.records.write().merge(record, signed.clone(), now) == Merge::New {
             self.settings.registers.met(id, now);
             self.ways_due.get_or_insert(now + WAYS_DELAY);
+            log.into_iter().for_each(|log| self.settings.replication.log_begun(id, log));
             self.book.events.ring();
             let others = self.links.values_mut().filter(|entry| entry.link.id != from);
             others.for_each(|entry| entry.send_record(&signed));
@@ -161,6 +163,7 @@ pub(super) fn own_record(
         } else {
             0
         },
+        log: Some(settings.replication.log()),
     }
 }
 
