@@ -116,13 +116,29 @@ pub struct RestoredSession {
     pub will: Option<Will>,
 }
 
+/// The client was connected when the broker died. A QoS 1 message does not wait until it is written that it was sent, so the first of those that wait may have
+/// been: they are sent again as what they may be, duplicates [MQTT-3.3.1-1]. One of QoS 2 was not, nor what waits behind it.
+fn suppose_sent(entries: &mut [(Order, Entry)], inflight_max: u16) {
+    let serial = |entry: &Entry| match entry.stage {
+        Stage::Published(serial) | Stage::Released(serial) => Some(serial.saturating_add(1)),
+        Stage::Queued => None,
+    };
+    let next = entries.iter().filter_map(|(_, entry)| serial(entry)).max().unwrap_or(0);
+    let waiting = entries.iter_mut().map(|(_, entry)| entry).filter(|entry| entry.stage == Stage::Queued);
+    let perhaps = waiting.take_while(|entry| entry.qos == QoS::AtLeastOnce).take(inflight_max.into());
+    (next..).zip(perhaps).for_each(|(serial, entry)| entry.stage = Stage::Published(serial));
+}
+
 /// The connection that a restored session has had: those to come are newer.
 pub(crate) const RESTORED_EPOCH: u64 = 1;
 
 impl RestoredSession {
     /// The session, away.
     pub(crate) fn into_subscriber(self, limits: OutboundLimits, journal: &Arc<Journal>) -> Subscriber {
-        let Self { session, head, subscriptions, entries, received, will } = self;
+        let Self { session, head, subscriptions, mut entries, received, will } = self;
+        if head.left_at.is_none() {
+            suppose_sent(&mut entries, limits.inflight_max);
+        }
         let subscriber = Subscriber::new(session, head.client_id, limits, Some(journal));
         subscriber.restored(RESTORED_EPOCH);
         // Until somebody judges it, it may do nothing.
@@ -141,5 +157,39 @@ impl RestoredSession {
         state.subscriptions = subscriptions.into_iter().collect();
         drop(state);
         subscriber
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::session::StoredMessage;
+
+    #[test]
+    fn what_may_have_been_sent_before_a_crash_is_sent_as_a_duplicate() {
+        let entry = |qos, stage| {
+            let (topic, payload, properties) = ("t".into(), Bytes::new(), Bytes::new());
+            let message = Arc::new(StoredMessage { topic, payload, properties, qos, retain: false, expires_at: None });
+            Entry { message, qos, retain: false, subscription_ids: None, stage }
+        };
+        let kept = [
+            (QoS::AtLeastOnce, Stage::Published(4)),
+            (QoS::ExactlyOnce, Stage::Released(5)),
+            (QoS::AtLeastOnce, Stage::Queued),
+            (QoS::AtLeastOnce, Stage::Queued),
+            (QoS::ExactlyOnce, Stage::Queued),
+            (QoS::AtLeastOnce, Stage::Queued),
+        ];
+        let stages = |inflight_max: u16| {
+            let mut entries: Vec<_> = (1..).zip(kept.map(|(qos, stage)| entry(qos, stage))).collect();
+            suppose_sent(&mut entries, inflight_max);
+            entries.into_iter().skip(2).map(|(_, entry)| entry.stage).collect::<Vec<_>>()
+        };
+        let (queued, perhaps) = (Stage::Queued, Stage::Published);
+        assert_eq!(stages(20), [perhaps(6), perhaps(7), queued, queued], "up to what had to be safe first");
+        assert_eq!(stages(1), [perhaps(6), queued, queued, queued], "no more than are in flight at once");
+        assert_eq!(stages(0), [queued; 4]);
     }
 }
