@@ -147,6 +147,7 @@ mod tests {
             last_change: LastChange { at: 0, cause: String::new() },
             links: peers.iter().map(link).collect(),
             links_max: 0,
+            log: None,
         }
     }
 
