@@ -10,6 +10,7 @@
 //! | [`client`] | one publisher or subscriber over one socket |
 //! | [`wire`] | MQTT packets, out and in |
 //! | [`payload`] | the stamp and filler of a message |
+//! | [`spread`] | how messages are spread over topics and payload sizes |
 //! | [`ledger`] | lost, duplicated, reordered: one flow's books |
 //! | [`mesh`] | clients that outlive their connections, at every broker of a mesh; an account of each flow |
 //! | [`pace`], [`timer`] | the open loop's schedule, and waking for it |
@@ -29,6 +30,7 @@ mod plan;
 mod progress;
 mod report;
 mod run;
+mod spread;
 mod tally;
 mod threshold;
 mod timer;
@@ -39,7 +41,8 @@ use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use crate::arguments::{Arguments, Command, Output};
 use crate::plan::Plan;
@@ -56,7 +59,10 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// The program: does what its arguments say.
 pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Load(command) => load(&Plan::new(&command), command.output()),
+        Command::Load(command) => match Plan::new(&command) {
+            Ok(plan) => load(&plan, command.output()),
+            Err(usage) => Arguments::command().error(ErrorKind::ValueValidation, usage).exit(),
+        },
         Command::Mesh(command) => observe(&command),
     };
     done.unwrap_or_else(|error| {

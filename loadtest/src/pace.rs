@@ -1,6 +1,7 @@
 //! An open loop: messages leave by a schedule that knows nothing of how the broker fares.
 //!
-//! Message `k` of a run is due at `start + k / rate` and belongs to publisher `k mod publishers`. A message that leaves late,
+//! Message `k` of a run is due at `start + k / rate` (during a ramp, in which the rate grows evenly from nothing, later) and
+//! belongs to publisher `k mod publishers`. A message that leaves late,
 //! because the broker or we were slow, still bears the time it was due: its latency includes the delay it would have caused a
 //! real client (correction for coordinated omission).
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::{Gate, Phase, Shared};
-use crate::clock::now_ns;
+use crate::clock::{nanoseconds, now_ns};
 use crate::timer::Timer;
 
 /// When each message of each publisher is due.
@@ -18,12 +19,14 @@ pub(crate) struct Schedule {
     start_ns: u64,
     interval_ns: f64,
     publishers: u64,
+    ramp_ns: f64,
 }
 
 impl Schedule {
-    /// `per_second` messages a second from `start_ns` on, taken in turn by so many publishers.
-    pub(crate) fn new(start_ns: u64, per_second: f64, publishers: u32) -> Self {
-        Self { start_ns, interval_ns: 1e9 / per_second, publishers: u64::from(publishers.max(1)) }
+    /// `per_second` messages a second, `ramp` after `start_ns` and from then on, taken in turn by so many publishers.
+    pub(crate) fn new(start_ns: u64, per_second: f64, publishers: u32, ramp: Duration) -> Self {
+        let ramp_ns = nanoseconds(ramp) as f64;
+        Self { start_ns, interval_ns: 1e9 / per_second, publishers: u64::from(publishers.max(1)), ramp_ns }
     }
 
     /// When message `sequence` of `publisher` is due.
@@ -32,8 +35,12 @@ impl Schedule {
     }
 
     /// When message `k` of the run is due.
-    fn due_at_ns_of(&self, k: u64) -> u64 {
-        self.start_ns + (k as f64 * self.interval_ns) as u64
+    pub(crate) fn due_at_ns_of(&self, k: u64) -> u64 {
+        let evenly_ns = k as f64 * self.interval_ns;
+        // In a ramp of length R to one message an interval, t^2 / 2R intervals' worth has come after t.
+        let after_ns =
+            if evenly_ns < self.ramp_ns / 2.0 { (2.0 * self.ramp_ns * evenly_ns).sqrt() } else { evenly_ns + self.ramp_ns / 2.0 };
+        self.start_ns + after_ns as u64
     }
 
     /// How many messages of the run are due at `now_ns`: exactly those whose [`Self::due_at_ns`] has come, or a publisher that
@@ -42,8 +49,14 @@ impl Schedule {
         let Some(elapsed_ns) = now_ns.checked_sub(self.start_ns) else {
             return 0;
         };
-        let mut due = (elapsed_ns as f64 / self.interval_ns) as u64;
-        // The division and the multiplication round differently, by a message at most.
+        let elapsed_ns = elapsed_ns as f64;
+        let evenly_ns = if elapsed_ns < self.ramp_ns {
+            elapsed_ns * elapsed_ns / (2.0 * self.ramp_ns)
+        } else {
+            elapsed_ns - self.ramp_ns / 2.0
+        };
+        let mut due = (evenly_ns / self.interval_ns) as u64;
+        // There and back round differently, by a message or so.
         while self.due_at_ns_of(due) <= now_ns {
             due += 1;
         }
@@ -58,7 +71,7 @@ impl Schedule {
 ///
 /// # Errors
 /// When the system gives no timer.
-pub(crate) async fn wake_when_due(schedule: Schedule, gates: Vec<Arc<Gate>>, shared: Arc<Shared>) -> io::Result<()> {
+pub(crate) async fn wake_when_due(schedule: Schedule, gates: Arc<[Arc<Gate>]>, shared: Arc<Shared>) -> io::Result<()> {
     let timer = Timer::new()?;
     let mut next = 0;
     while shared.phase.now() == Phase::Publish {
@@ -85,7 +98,7 @@ mod tests {
 
     #[test]
     fn publishers_take_turns_at_the_rate_of_the_run() {
-        let schedule = Schedule::new(1_000_000, 1_000.0, 4);
+        let schedule = Schedule::new(1_000_000, 1_000.0, 4, Duration::ZERO);
         assert_eq!(
             (schedule.due_at_ns(0, 0), schedule.due_at_ns(1, 0), schedule.due_at_ns(3, 0)),
             (1_000_000, 2_000_000, 4_000_000)
@@ -95,8 +108,9 @@ mod tests {
 
     #[test]
     fn what_is_due_agrees_with_when_it_is_due() {
-        for per_second in [0.5, 3.0, 1_000.0, 333_333.0, 2_000_000.0] {
-            let schedule = Schedule::new(77, per_second, 1);
+        let rates = [0.5, 3.0, 1_000.0, 333_333.0, 2_000_000.0];
+        for (per_second, ramp) in rates.into_iter().flat_map(|rate| [(rate, 0), (rate, 1), (rate, 50)]) {
+            let schedule = Schedule::new(77, per_second, 1, Duration::from_secs(ramp));
             for k in (0..2_000).chain([999_999]) {
                 let due_at_ns = schedule.due_at_ns(0, k);
                 assert!(schedule.due_by(due_at_ns) > k, "{k} at {per_second}/s");
@@ -104,5 +118,13 @@ mod tests {
             }
             assert_eq!(schedule.due_by(76), 0);
         }
+    }
+
+    #[test]
+    fn a_ramp_reaches_the_rate_evenly() {
+        let schedule = Schedule::new(0, 1_000.0, 1, Duration::from_secs(10));
+        let sent: Vec<_> = [0, 1, 5, 10, 11, 20].map(|second| schedule.due_by(second * 1_000_000_000)).into();
+        // The first is due at once; half of what there would have been without a ramp, then 1,000 a second.
+        assert_eq!(sent, [1, 51, 1_251, 5_001, 6_001, 15_001]);
     }
 }

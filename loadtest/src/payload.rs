@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0      4        8      12          16         24          32
-//! | MLT1 | digest | run  | publisher | sequence | due at ns | filler ...
+//! | MLT1 | digest | run  |   flow    | sequence | due at ns | filler ...
 //! ```
 //!
 //! All big-endian. The digest covers the rest of the stamp and the payload's length; the filler is a slice of a fixed random
@@ -26,9 +26,9 @@ static BLOCK: [u8; BLOCK_BYTES] = random_block();
 pub(crate) struct Stamp {
     /// A random number of the publishing run, so that leftovers of another run are told apart.
     pub(crate) run: u32,
-    /// The publisher within the run, from 0.
-    pub(crate) publisher: u32,
-    /// The message within the publisher, from 0.
+    /// The flow within the run, from 0: a publisher, or one topic of a publisher.
+    pub(crate) flow: u32,
+    /// The message within the flow, from 0.
     pub(crate) sequence: u64,
     /// When it was due to be sent, in nanoseconds since the Unix epoch. In an open loop that is the schedule's time, not the
     /// time it really left: that corrects for coordinated omission.
@@ -53,7 +53,7 @@ pub(crate) fn write(stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&digest(stamp, STAMP_BYTES + filler_bytes).to_be_bytes());
     out.extend_from_slice(&stamp.run.to_be_bytes());
-    out.extend_from_slice(&stamp.publisher.to_be_bytes());
+    out.extend_from_slice(&stamp.flow.to_be_bytes());
     out.extend_from_slice(&stamp.sequence.to_be_bytes());
     out.extend_from_slice(&stamp.due_at_ns.to_be_bytes());
     filler(stamp, filler_bytes).for_each(|piece| out.extend_from_slice(piece));
@@ -84,12 +84,12 @@ pub(crate) fn read(payload: &[u8]) -> Result<Stamp, PayloadFault> {
 fn read_stamp(bytes: &[u8]) -> Option<(Stamp, u32, &[u8])> {
     let (digest, bytes) = bytes.split_first_chunk()?;
     let (run, bytes) = bytes.split_first_chunk()?;
-    let (publisher, bytes) = bytes.split_first_chunk()?;
+    let (flow, bytes) = bytes.split_first_chunk()?;
     let (sequence, bytes) = bytes.split_first_chunk()?;
     let (due_at_ns, bytes) = bytes.split_first_chunk()?;
     let stamp = Stamp {
         run: u32::from_be_bytes(*run),
-        publisher: u32::from_be_bytes(*publisher),
+        flow: u32::from_be_bytes(*flow),
         sequence: u64::from_be_bytes(*sequence),
         due_at_ns: u64::from_be_bytes(*due_at_ns),
     };
@@ -99,7 +99,7 @@ fn read_stamp(bytes: &[u8]) -> Option<(Stamp, u32, &[u8])> {
 /// A digest against accidents, not against malice.
 #[inline]
 fn digest(stamp: &Stamp, payload_bytes: usize) -> u32 {
-    let identity = u64::from(stamp.run) << 32 | u64::from(stamp.publisher);
+    let identity = u64::from(stamp.run) << 32 | u64::from(stamp.flow);
     let mixed = [identity, stamp.sequence, stamp.due_at_ns].iter().fold(payload_bytes as u64, |state, word| {
         let product = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         product ^ (product >> 29)
@@ -109,7 +109,7 @@ fn digest(stamp: &Stamp, payload_bytes: usize) -> u32 {
 
 /// The filler as pieces of [`BLOCK`], in order.
 fn filler(stamp: &Stamp, filler_bytes: usize) -> impl Iterator<Item = &'static [u8]> {
-    let mut start = (stamp.sequence as usize).wrapping_mul(61).wrapping_add(stamp.publisher as usize) % BLOCK_BYTES;
+    let mut start = (stamp.sequence as usize).wrapping_mul(61).wrapping_add(stamp.flow as usize) % BLOCK_BYTES;
     let mut left = filler_bytes;
     std::iter::from_fn(move || {
         let length = left.min(BLOCK_BYTES - start);
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     fn stamp(sequence: u64) -> Stamp {
-        Stamp { run: 0xfeed_beef, publisher: 7, sequence, due_at_ns: sequence ^ 0x1797_9cfe_362a_0000 }
+        Stamp { run: 0xfeed_beef, flow: 7, sequence, due_at_ns: sequence ^ 0x1797_9cfe_362a_0000 }
     }
 
     fn written(sequence: u64, payload_bytes: usize) -> Vec<u8> {

@@ -1,17 +1,25 @@
 //! From what was asked for to who does what: every client of a run, with its broker and its topic.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::arguments::{BrokerAddress, EndToEnd, Latency, Load, LoadCommand, Pair, Pub, Sub, Target};
-use crate::client::{ConnectionPlan, Pace, PublisherPlan, SubscriberPlan};
+use crate::arguments::{BrokerAddress, EndToEnd, Fanin, Fanout, Latency, Load, LoadCommand, Pair, Pub, Sub, Target};
+use crate::client::{ConnectionPlan, Hears, Pace, PublisherPlan, SubscriberPlan};
 use crate::course::CoursePlan;
 use crate::progress::Extent;
+use crate::spread::{Sizes, Topics};
 use crate::wire::{Login, QoS, Session, Version};
 
 const DURATION: Duration = Duration::from_secs(10);
 
 const WARM_UP: Duration = Duration::from_secs(1);
+
+/// Of `latency`, messages a second.
+const LATENCY_RATE: f64 = 1_000.0;
+
+/// Flows of all subscribers together; each has a ledger of about 100 bytes.
+const LEDGERS_MAX: u64 = 10_000_000;
 
 /// Who does what in a run.
 #[derive(Clone, Debug)]
@@ -26,10 +34,14 @@ pub(crate) struct Plan {
     pub(crate) subscribers: Vec<(ConnectionPlan, SubscriberPlan)>,
     /// Messages a second of all publishers together; `None` in a closed loop.
     pub(crate) rate: Option<f64>,
+    /// How long it takes to reach that rate.
+    pub(crate) ramp: Duration,
     /// Messages under way per publisher.
     pub(crate) window: u16,
-    /// Payload of a message; `None` where we do not publish.
-    pub(crate) payload_bytes: Option<u32>,
+    /// Payloads; `None` where we do not publish.
+    pub(crate) sizes: Option<Sizes>,
+    /// Topics of each publisher; 0 where we do not publish.
+    pub(crate) topics: u32,
     pub(crate) course: CoursePlan,
     pub(crate) settle: Duration,
     /// Connections opened at the same time.
@@ -39,14 +51,32 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The plan for a load.
-    pub(crate) fn new(command: &LoadCommand) -> Self {
+    ///
+    /// # Errors
+    /// When arguments that are right by themselves are impossible together.
+    pub(crate) fn new(command: &LoadCommand) -> Result<Self, String> {
         let run = random_run();
         match command {
             LoadCommand::Pub(command) => publish_only(command, run),
-            LoadCommand::Sub(command) => subscribe_only(command, run),
-            LoadCommand::Pair(Pair { end_to_end, pairs, rate }) => between_ends("pair", end_to_end, *pairs, *rate, run),
-            LoadCommand::Latency(Latency { end_to_end, rate }) => between_ends("latency", end_to_end, 1, Some(*rate), run),
+            LoadCommand::Sub(command) => Ok(subscribe_only(command, run)),
+            LoadCommand::Pair(Pair { end_to_end, pairs, subscribers }) => {
+                between_ends("pair", end_to_end, Shape::Pairs { pairs: *pairs, subscribers: *subscribers }, run)
+            }
+            LoadCommand::Fanout(Fanout { end_to_end, subscribers }) => {
+                between_ends("fanout", end_to_end, Shape::Fanout { subscribers: *subscribers }, run)
+            }
+            LoadCommand::Fanin(Fanin { end_to_end, publishers }) => {
+                between_ends("fanin", end_to_end, Shape::Fanin { publishers: *publishers }, run)
+            }
+            LoadCommand::Latency(Latency { end_to_end, subscribers }) => {
+                between_ends("latency", end_to_end, Shape::Latency { subscribers: *subscribers }, run)
+            }
         }
+    }
+
+    /// Flows that its publishers begin.
+    pub(crate) fn flows(&self) -> usize {
+        self.publishers.iter().map(|(_, publisher)| publisher.names.len()).sum()
     }
 
     /// How its publishers go on without a rate.
@@ -73,56 +103,141 @@ pub(crate) fn random_run() -> u32 {
     RandomState::new().build_hasher().finish() as u32
 }
 
-fn publish_only(command: &Pub, run: u32) -> Plan {
-    let Pub { target, load, publishers, topic, rate, .. } = command;
+fn publish_only(command: &Pub, run: u32) -> Result<Plan, String> {
+    let Pub { target, load, publishers, topic, .. } = command;
+    let topics = Topics::new(String::new(), load.topics, load.popularity);
+    let shape = Shape::Alone { publishers: *publishers };
+    shape.check(&topics)?;
     let publishers = (0..*publishers).map(|index| {
         let topic = topic.replace("%i", &index.to_string());
-        (target.connection(&target.brokers, index as usize, 'p', index, run), load.publisher(index, topic, target.qos, true))
+        let names = match topics.each() {
+            1 => vec![topic],
+            each => (0..each).map(|nth| format!("{topic}/{nth}")).collect(),
+        };
+        let plan = load.publisher(index, names, &topics, target.qos, &shape);
+        (target.connection(&target.brokers, index as usize, 'p', index, run), plan)
     });
-    let publishers: Vec<_> = publishers.collect();
-    let course = load.course(publishers.len(), 0, *rate, target.timeout);
-    Plan {
-        rate: *rate,
-        window: load.window.get(),
-        payload_bytes: Some(load.payload_bytes),
-        publishers,
-        ..target.plan("pub", run, course)
-    }
+    let publishers = publishers.collect();
+    Ok(Plan { publishers, ..target.plan("pub", run, load.course(&shape, load.rate, target.timeout)).with(load, load.rate, &shape) })
 }
 
 fn subscribe_only(command: &Sub, run: u32) -> Plan {
     let Sub { target, subscribers, filter, count, duration, .. } = command;
     let subscribers = (0..*subscribers).map(|index| {
-        let plan = SubscriberPlan { index, filter: filter.clone(), qos: target.qos, publisher: None };
+        let plan = SubscriberPlan { index, filter: filter.clone(), qos: target.qos, hears: Hears::Anyone };
         (target.connection(&target.brokers, index as usize, 's', index, run), plan)
     });
     let course = CoursePlan { awaited: *count, duration: *duration, timeout: target.timeout, ..CoursePlan::default() };
     Plan { subscribers: subscribers.collect(), ..target.plan("sub", run, course) }
 }
 
-fn between_ends(command: &'static str, end_to_end: &EndToEnd, pairs: u32, rate: Option<f64>, run: u32) -> Plan {
-    let EndToEnd { target, load, subscribe_at, subscribers: fan, prefix, settle, .. } = end_to_end;
-    let topic = |pair: u32| format!("{prefix}/{run:08x}/{pair}");
-    // Where the subscribers' brokers are not named, a pair goes from one broker to the next.
+fn between_ends(command: &'static str, end_to_end: &EndToEnd, shape: Shape, run: u32) -> Result<Plan, String> {
+    let EndToEnd { target, load, subscribe_at, prefix, settle, .. } = end_to_end;
+    let topics = Topics::new(format!("{prefix}/{run:08x}"), load.topics, load.popularity);
+    shape.check(&topics)?;
+    let rate = load.rate.or(shape.rate());
+    // Where the subscribers' brokers are not named, messages go from one broker to the next.
     let (far_brokers, offset) = if subscribe_at.is_empty() { (&target.brokers, 1) } else { (subscribe_at, 0) };
-    let publishers = (0..pairs).map(|pair| {
-        let connection = target.connection(&target.brokers, pair as usize, 'p', pair, run);
-        (connection, load.publisher(pair, topic(pair), target.qos, false))
+    let publishers = (0..shape.publishers()).map(|index| {
+        let connection = target.connection(&target.brokers, index as usize, 'p', index, run);
+        let names = topics.flows(index..index + 1).map(|flow| topics.name(flow)).collect();
+        (connection, load.publisher(index, names, &topics, target.qos, &shape))
     });
-    let subscribers = (0..pairs).flat_map(|pair| (0..*fan).map(move |nth| (pair, nth))).zip(0..).map(|((pair, nth), index)| {
-        let connection = target.connection(far_brokers, pair as usize + nth as usize + offset, 's', index, run);
-        (connection, SubscriberPlan { index, filter: topic(pair), qos: target.qos, publisher: Some(pair) })
+    let listeners = (0..shape.groups()).flat_map(|group| (0..shape.subscribers_per_message()).map(move |nth| (group, nth)));
+    let subscribers = listeners.zip(0..).map(|((group, nth), index)| {
+        let connection = target.connection(far_brokers, group as usize + nth as usize + offset, 's', index, run);
+        let (publishers, filter) = match shape {
+            Shape::Fanin { publishers } => (0..publishers, topics.filter_of_all()),
+            _ => (group..group + 1, topics.filter_of(group)),
+        };
+        let hears = Hears::Ours { publishers, topics: topics.clone() };
+        (connection, SubscriberPlan { index, filter, qos: target.qos, hears })
     });
-    let publishers: Vec<_> = publishers.collect();
-    let course = load.course(publishers.len(), u64::from(*fan), rate, target.timeout);
-    Plan {
-        rate,
-        window: load.window.get(),
-        payload_bytes: Some(load.payload_bytes),
-        publishers,
+    Ok(Plan {
+        publishers: publishers.collect(),
         subscribers: subscribers.collect(),
         settle: *settle,
-        ..target.plan(command, run, course)
+        ..target.plan(command, run, load.course(&shape, rate, target.timeout)).with(load, rate, &shape)
+    })
+}
+
+/// Who hears whom.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    /// Nobody of this run hears anybody.
+    Alone {
+        publishers: u32,
+    },
+    Pairs {
+        pairs: u32,
+        subscribers: u32,
+    },
+    Fanout {
+        subscribers: u32,
+    },
+    Fanin {
+        publishers: u32,
+    },
+    Latency {
+        subscribers: u32,
+    },
+}
+
+impl Shape {
+    fn publishers(self) -> u32 {
+        match self {
+            Self::Alone { publishers } | Self::Fanin { publishers } => publishers,
+            Self::Pairs { pairs, .. } => pairs,
+            Self::Fanout { .. } | Self::Latency { .. } => 1,
+        }
+    }
+
+    /// Subscribers that get each message.
+    fn subscribers_per_message(self) -> u32 {
+        match self {
+            Self::Alone { .. } => 0,
+            Self::Fanin { .. } => 1,
+            Self::Pairs { subscribers, .. } | Self::Fanout { subscribers } | Self::Latency { subscribers } => subscribers,
+        }
+    }
+
+    /// Groups of subscribers that hear the same.
+    fn groups(self) -> u32 {
+        match self {
+            Self::Pairs { pairs, .. } => pairs,
+            _ => 1,
+        }
+    }
+
+    fn rate(self) -> Option<f64> {
+        matches!(self, Self::Latency { .. }).then_some(LATENCY_RATE)
+    }
+
+    /// The windows and payloads with which brokers are compared (`performance.md`: the window bounds the batch).
+    fn window(self) -> NonZeroU16 {
+        let window = match self {
+            Self::Fanout { subscribers: 1 } => 1_000,
+            Self::Fanout { subscribers: 2..=10 } => 200,
+            Self::Fanout { subscribers: 101.. } => 50,
+            Self::Fanin { .. } => 20,
+            _ => 100,
+        };
+        NonZeroU16::new(window).unwrap_or(NonZeroU16::MIN)
+    }
+
+    fn sizes(self) -> Sizes {
+        Sizes::Fixed(if matches!(self, Self::Fanout { .. } | Self::Fanin { .. }) { 40 } else { 64 })
+    }
+
+    /// Refuses what would fill the memory with ledgers.
+    fn check(self, topics: &Topics) -> Result<(), String> {
+        let ledgers = u64::from(self.publishers()) * u64::from(topics.each()) * u64::from(self.subscribers_per_message().max(1));
+        if ledgers > LEDGERS_MAX {
+            return Err(format!(
+                "publishers times --topics times the subscribers of each are {ledgers}, and loadtest keeps account of at most {LEDGERS_MAX} flows"
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -137,8 +252,10 @@ impl Target {
             publishers: Vec::new(),
             subscribers: Vec::new(),
             rate: None,
+            ramp: Duration::ZERO,
             window: 0,
-            payload_bytes: None,
+            sizes: None,
+            topics: 0,
             course,
             settle: Duration::ZERO,
             connecting: self.connecting as usize,
@@ -160,25 +277,49 @@ impl Target {
     }
 }
 
+impl Plan {
+    /// Filled in with what is sent.
+    fn with(self, load: &Load, rate: Option<f64>, shape: &Shape) -> Self {
+        Self {
+            rate,
+            ramp: load.ramp.unwrap_or_default(),
+            window: load.window(shape).get(),
+            sizes: Some(load.sizes(shape)),
+            topics: load.topics.get(),
+            ..self
+        }
+    }
+}
+
 impl Load {
-    fn publisher(&self, index: u32, topic: String, qos: QoS, measures: bool) -> PublisherPlan {
+    fn window(&self, shape: &Shape) -> NonZeroU16 {
+        self.window.unwrap_or(shape.window())
+    }
+
+    fn sizes(&self, shape: &Shape) -> Sizes {
+        self.payload_bytes.clone().unwrap_or_else(|| shape.sizes())
+    }
+
+    fn publisher(&self, index: u32, names: Vec<String>, topics: &Topics, qos: QoS, shape: &Shape) -> PublisherPlan {
         PublisherPlan {
             index,
-            topic,
+            names,
+            topics: topics.clone(),
             qos,
-            payload_bytes: self.payload_bytes as usize,
-            window: self.window,
+            sizes: self.sizes(shape),
+            window: self.window(shape),
             count: self.count,
-            measures,
+            measures: matches!(shape, Shape::Alone { .. }),
         }
     }
 
-    fn course(&self, publishers: usize, subscribers_per_message: u64, rate: Option<f64>, timeout: Duration) -> CoursePlan {
+    fn course(&self, shape: &Shape, rate: Option<f64>, timeout: Duration) -> CoursePlan {
+        let warm_up = if self.count.is_some() { Duration::ZERO } else { self.ramp.unwrap_or_default() + WARM_UP };
         CoursePlan {
-            publishers: publishers as u64,
-            subscribers_per_message,
+            publishers: shape.publishers().into(),
+            subscribers_per_message: shape.subscribers_per_message().into(),
             closed_loop: rate.is_none(),
-            warm_up: self.warm_up.unwrap_or(if self.count.is_some() { Duration::ZERO } else { WARM_UP }),
+            warm_up: self.warm_up.unwrap_or(warm_up),
             duration: self.duration.or(if self.count.is_some() { None } else { Some(DURATION) }),
             awaited: None,
             drain: self.drain,
@@ -196,7 +337,7 @@ mod tests {
     fn plan(arguments: &str) -> Plan {
         let arguments = ["loadtest"].into_iter().chain(arguments.split_whitespace());
         let Command::Load(command) = Arguments::try_parse_from(arguments).unwrap().command else { panic!("a load") };
-        Plan::new(&command)
+        Plan::new(&command).unwrap()
     }
 
     fn brokers<T>(clients: &[(ConnectionPlan, T)]) -> Vec<&str> {
@@ -209,13 +350,43 @@ mod tests {
         assert_eq!(brokers(&plan.publishers), ["a:1883", "b:1883", "c:1883", "a:1883"]);
         let expected = ["b:1883", "c:1883", "c:1883", "a:1883", "a:1883", "b:1883", "b:1883", "c:1883"];
         assert_eq!(brokers(&plan.subscribers), expected);
-        let publishers: Vec<_> = plan.subscribers.iter().map(|(_, subscriber)| subscriber.publisher.unwrap()).collect();
-        assert_eq!(publishers, [0, 0, 1, 1, 2, 2, 3, 3]);
-        assert!(
-            plan.subscribers
-                .iter()
-                .all(|(_, subscriber)| { subscriber.filter == plan.publishers[subscriber.publisher.unwrap() as usize].1.topic })
-        );
+        let heard: Vec<_> = plan.subscribers.iter().map(|(_, subscriber)| hears(subscriber).start).collect();
+        assert_eq!(heard, [0, 0, 1, 1, 2, 2, 3, 3]);
+        let filter = |publisher: u32| &plan.publishers[publisher as usize].1.names[0];
+        assert!(plan.subscribers.iter().all(|(_, subscriber)| subscriber.filter == *filter(hears(subscriber).start)));
+    }
+
+    fn hears(subscriber: &SubscriberPlan) -> std::ops::Range<u32> {
+        match &subscriber.hears {
+            Hears::Ours { publishers, .. } => publishers.clone(),
+            Hears::Anyone => panic!("{subscriber:?}"),
+        }
+    }
+
+    #[test]
+    fn a_fan_has_many_ends_on_one_side_and_the_window_brokers_are_compared_with() {
+        let out = plan("fanout --broker a --broker b --subscribers 3");
+        assert_eq!((brokers(&out.publishers), brokers(&out.subscribers)), (vec!["a:1883"], vec!["b:1883", "a:1883", "b:1883"]));
+        assert_eq!((out.course.subscribers_per_message, out.sizes.clone()), (3, Some(Sizes::Fixed(40))));
+        let into = plan("fanin --publishers 3 --topics 5");
+        assert_eq!((into.publishers.len(), into.subscribers.len(), into.flows()), (3, 1, 15));
+        assert_eq!((hears(&into.subscribers[0].1), into.course.subscribers_per_message), (0..3, 1));
+        let windows = ["fanout --subscribers 1", "fanout --subscribers 10", "fanout", "fanout --subscribers 1000", "fanin", "pair"];
+        assert_eq!(windows.map(|command| plan(command).window), [1_000, 200, 100, 50, 20, 100]);
+        assert_eq!(plan("fanout --window 7").window, 7);
+    }
+
+    #[test]
+    fn too_many_flows_are_refused() {
+        let arguments = Arguments::try_parse_from(["loadtest", "fanout", "--subscribers", "20000", "--topics", "1000"]).unwrap();
+        let Command::Load(command) = arguments.command else { panic!("a load") };
+        assert!(Plan::new(&command).unwrap_err().contains("20000000"));
+    }
+
+    #[test]
+    fn a_ramp_is_not_measured_unless_asked() {
+        assert_eq!(plan("pair --rate 100 --ramp 4s").course.warm_up, Duration::from_secs(5));
+        assert_eq!(plan("pair --rate 100 --ramp 4s --warm-up 0s").course.warm_up, Duration::ZERO);
     }
 
     #[test]
@@ -249,8 +420,8 @@ mod tests {
 
     #[test]
     fn publishers_number_their_topics() {
-        let plan = plan("pub --publishers 2 --topic x/%i/y");
-        let topics: Vec<_> = plan.publishers.iter().map(|(_, publisher)| publisher.topic.as_str()).collect();
-        assert_eq!(topics, ["x/0/y", "x/1/y"]);
+        let plan = plan("pub --publishers 2 --topic x/%i/y --topics 2");
+        let topics: Vec<_> = plan.publishers.iter().flat_map(|(_, publisher)| &publisher.names).collect();
+        assert_eq!(topics, ["x/0/y/0", "x/0/y/1", "x/1/y/0", "x/1/y/1"]);
     }
 }

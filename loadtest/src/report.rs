@@ -1,16 +1,16 @@
 //! What a run has found, for people and for programs.
 
-use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::client::FlowKey;
+use crate::client::{FlowKey, Hears};
 use crate::ledger::Flow;
 use crate::mesh::{Account, FlowAccount, MeshPlan, PublisherAccount};
 use crate::plan::Plan;
 use crate::run::Outcome;
+use crate::spread::Sizes;
 use crate::tally::{Latencies, Snapshot};
 use crate::wire::{QoS, Version};
 
@@ -31,7 +31,12 @@ pub(crate) struct Report {
     pub(crate) qos: Option<QoS>,
     pub(crate) publishers: usize,
     pub(crate) subscribers: usize,
-    pub(crate) payload_bytes: Option<u32>,
+    /// On average.
+    pub(crate) payload_bytes: Option<f64>,
+    /// As asked for.
+    pub(crate) payload_sizes: Option<String>,
+    /// Of each publisher.
+    pub(crate) topics: u32,
     /// Messages under way per publisher, at most.
     pub(crate) window: u16,
     /// Messages a second asked for; none in a closed loop.
@@ -74,6 +79,8 @@ pub(crate) struct Report {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct FlowReport {
     pub(crate) publisher: u32,
+    /// Of the publisher's topics.
+    pub(crate) topic: u32,
     pub(crate) subscriber: u32,
     pub(crate) delivered: u64,
     pub(crate) lost: u64,
@@ -129,7 +136,9 @@ impl Report {
             qos: Some(plan.qos),
             publishers: plan.publishers.len(),
             subscribers: plan.subscribers.len(),
-            payload_bytes: plan.payload_bytes,
+            payload_bytes: plan.sizes.as_ref().map(Sizes::mean),
+            payload_sizes: plan.sizes.as_ref().map(Sizes::to_string),
+            topics: plan.topics,
             window: plan.window,
             rate: plan.rate,
             measured_seconds: rates.as_ref().map(|rates| rates.seconds),
@@ -167,7 +176,9 @@ impl Report {
             mqtt: Some(plan.version),
             publishers: plan.publishers.len(),
             subscribers: plan.subscribers.len(),
-            payload_bytes: Some(plan.payload_bytes),
+            payload_bytes: Some(plan.payload_bytes.into()),
+            payload_sizes: Some(plan.payload_bytes.to_string()),
+            topics: 1,
             window: plan.window.get(),
             rate: plan.rate.map(|rate| rate * plan.publishers.len() as f64),
             sent: sum(|publisher| publisher.sent),
@@ -216,13 +227,16 @@ impl Rates {
 
 /// All flows: those that carried messages, and those that should have.
 fn flow_reports(plan: &Plan, sent: &[u64], flows: Vec<(u32, FlowKey, Flow)>) -> Vec<FlowReport> {
-    let publishers: HashMap<_, _> =
-        plan.subscribers.iter().map(|(_, subscriber)| (subscriber.index, subscriber.publisher)).collect();
+    let hears_ours = |subscriber: u32| {
+        plan.subscribers.get(subscriber as usize).is_some_and(|(_, plan)| matches!(plan.hears, Hears::Ours { .. }))
+    };
+    let topics = plan.topics.max(1);
     let report = |(subscriber, key, flow): (u32, FlowKey, Flow)| {
         // Of our own publishers we know how much they sent; of others only what is missing in between.
-        let ours = publishers.get(&subscriber).copied().flatten().and_then(|publisher| sent.get(publisher as usize));
+        let ours = sent.get(key.flow as usize).filter(|_| hears_ours(subscriber));
         FlowReport {
-            publisher: key.publisher,
+            publisher: key.flow / topics,
+            topic: key.flow % topics,
             subscriber,
             delivered: flow.delivered,
             lost: ours.map_or(flow.missing(), |&sent| flow.missing_of(sent)),
@@ -247,8 +261,11 @@ impl Display for Report {
             write!(out, "  MQTT {version}  QoS {qos}")?;
         }
         write!(out, "  {} publishers  {} subscribers", self.publishers, self.subscribers)?;
-        if let Some(payload_bytes) = self.payload_bytes {
-            write!(out, "  {payload_bytes} B  window {}", self.window)?;
+        if let Some(payload_sizes) = &self.payload_sizes {
+            write!(out, "  {payload_sizes} B  window {}", self.window)?;
+        }
+        if self.topics > 1 {
+            write!(out, "  {} topics each", self.topics)?;
         }
         match self.rate {
             Some(rate) => writeln!(out, "  {rate}/s asked for")?,
@@ -284,8 +301,14 @@ impl Display for Report {
         for flow in &self.imperfect_flows {
             writeln!(
                 out,
-                "            publisher {} to subscriber {}: delivered {}, lost {}, duplicated {}, reordered {}",
-                flow.publisher, flow.subscriber, flow.delivered, flow.lost, flow.duplicated, flow.reordered
+                "            publisher {}{} to subscriber {}: delivered {}, lost {}, duplicated {}, reordered {}",
+                flow.publisher,
+                if self.topics > 1 { format!(", topic {},", flow.topic) } else { String::new() },
+                flow.subscriber,
+                flow.delivered,
+                flow.lost,
+                flow.duplicated,
+                flow.reordered
             )?;
         }
         Ok(())
@@ -312,7 +335,7 @@ mod tests {
     fn pair_plan() -> Plan {
         let arguments = Arguments::try_parse_from(["loadtest", "pair", "--pairs", "2"]).unwrap();
         let Command::Load(command) = arguments.command else { panic!("a load") };
-        Plan::new(&command)
+        Plan::new(&command).unwrap()
     }
 
     fn flow(sequences: &[u64]) -> Flow {
@@ -327,7 +350,7 @@ mod tests {
         let histogram = || Latencies::new_with_bounds(1, 1_000_000_000, 3).unwrap();
         let mut latencies = histogram();
         (1..=100).for_each(|us| latencies.record(us * 1_000).unwrap());
-        let key = |publisher| FlowKey { run: plan.run, publisher };
+        let key = |flow| FlowKey { run: plan.run, flow };
         let second = |seconds: u64| Snapshot {
             at_ns: seconds * 1_000_000_000,
             sent: seconds * 10,
@@ -356,7 +379,7 @@ mod tests {
             (report.sent_per_second, report.delivered_per_second, report.measured_seconds),
             (Some(10.0), Some(8.0), Some(2.0))
         );
-        let expected = FlowReport { publisher: 0, subscriber: 0, delivered: 3, lost: 2, duplicated: 1, reordered: 1 };
+        let expected = FlowReport { publisher: 0, topic: 0, subscriber: 0, delivered: 3, lost: 2, duplicated: 1, reordered: 1 };
         assert_eq!((report.lost, report.imperfect_flows), (2, vec![expected]), "3 and 4 were sent and never came");
         let latency = report.latency_us.unwrap();
         assert_eq!((latency.count, latency.p50.round(), latency.p99.round()), (100, 50.0, 99.0));

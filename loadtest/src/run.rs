@@ -32,11 +32,11 @@ pub(crate) struct Outcome {
     pub(crate) latencies: Latencies,
     /// How late the pacer woke.
     pub(crate) lateness: Latencies,
-    /// Messages sent, by publisher.
+    /// Messages sent, by flow.
     pub(crate) sent: Vec<u64>,
     /// Messages that brokers had yet to acknowledge at the end.
     pub(crate) unacknowledged: u64,
-    /// By subscriber and publisher.
+    /// By subscriber and flow.
     pub(crate) flows: Vec<(u32, FlowKey, Flow)>,
     pub(crate) stalls: u64,
     /// What went wrong, in order.
@@ -50,7 +50,7 @@ pub(crate) struct Outcome {
 /// When a client cannot be opened. What goes wrong later is in the outcome, beside what was counted until then.
 pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome> {
     let shared = Arc::new(Shared { run: plan.run, phase: PhaseSwitch::default(), tally: Tally::new(plan.threads.into())? });
-    let gates: Vec<_> = plan.publishers.iter().map(|_| Arc::new(Gate::default())).collect();
+    let gates: Arc<[_]> = plan.publishers.iter().map(|_| Arc::new(Gate::default())).collect();
     let doorbells: Vec<_> = plan.subscribers.iter().map(|_| Arc::new(Gate::default())).collect();
 
     progress.opening(plan.subscribers.len() + plan.publishers.len());
@@ -58,13 +58,13 @@ pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome>
         plan.connecting,
         progress,
         plan.subscribers.iter().map(|(connection, subscriber)| {
-            let publisher = subscriber.publisher.and_then(|publisher| gates.get(publisher as usize)).cloned();
+            let gates = gates.clone();
             let doorbell = doorbells.get(subscriber.index as usize).cloned().unwrap_or_default();
             let (name, connection, shared) =
                 (Name::new("subscriber", subscriber.index, connection), connection.clone(), shared.clone());
             let subscriber = subscriber.clone();
             async move {
-                let opened = Subscriber::open(&connection, subscriber, doorbell, publisher, shared).await;
+                let opened = Subscriber::open(&connection, subscriber, doorbell, gates, shared).await;
                 opened.map_err(|fault| name.fault(fault)).map(|subscriber| (name, subscriber))
             }
         }),
@@ -84,13 +84,13 @@ pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome>
     let begun = shared.tally.snapshot();
     let warm_up = if plan.publishers.is_empty() { Duration::ZERO } else { plan.course.warm_up };
     shared.tally.measure_from(begun.at_ns + nanoseconds(warm_up));
-    let schedule = plan.rate.map(|rate| Schedule::new(begun.at_ns, rate, plan.publishers.len() as u32));
+    let schedule = plan.rate.map(|rate| Schedule::new(begun.at_ns, rate, plan.publishers.len() as u32, plan.ramp));
 
     let mut clients = JoinSet::new();
     for (name, subscriber) in subscribers {
         clients.spawn(serve_subscriber(name, subscriber));
     }
-    for (((at, publisher), connection), gate) in plan.publishers.iter().zip(connections).zip(&gates) {
+    for (((at, publisher), connection), gate) in plan.publishers.iter().zip(connections).zip(gates.iter()) {
         let name = Name::new("publisher", publisher.index, at);
         let pace = schedule.map_or_else(|| plan.closed_loop(), Pace::Open);
         let publisher = Publisher::new(connection, publisher.clone(), pace, gate.clone(), shared.clone());
@@ -102,7 +102,7 @@ pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome>
     }
     progress.running(plan.extent());
     let run = Run { course: Course::new(plan.course, begun), shared, gates, doorbells, faults: Vec::new(), interrupted: false };
-    run.follow(clients, pacer, progress, plan.publishers.len()).await
+    run.follow(clients, pacer, progress, plan.flows()).await
 }
 
 /// Opens clients, so many at a time; in their order.
@@ -150,15 +150,14 @@ struct Ended {
 }
 
 enum Legacy {
-    Publisher { index: u32, sent: u64, unacknowledged: u64 },
+    Publisher { first_flow: u32, sent: Vec<u64>, unacknowledged: u64 },
     Subscriber { index: u32, flows: Vec<(FlowKey, Flow)> },
 }
 
 async fn serve_publisher(mut publisher: Publisher, name: Name) -> Ended {
     let fault = publisher.run().await.err().map(|fault| name.fault(fault));
-    let legacy =
-        Legacy::Publisher { index: publisher.index(), sent: publisher.sent(), unacknowledged: publisher.unacknowledged() as u64 };
-    Ended { fault, legacy }
+    let (first_flow, sent) = publisher.sent();
+    Ended { fault, legacy: Legacy::Publisher { first_flow, sent, unacknowledged: publisher.unacknowledged() as u64 } }
 }
 
 async fn serve_subscriber(name: Name, mut subscriber: Subscriber) -> Ended {
@@ -172,7 +171,7 @@ struct Run {
     course: Course,
     shared: Arc<Shared>,
     /// Of the publishers.
-    gates: Vec<Arc<Gate>>,
+    gates: Arc<[Arc<Gate>]>,
     /// Of the subscribers.
     doorbells: Vec<Arc<Gate>>,
     faults: Vec<String>,
@@ -187,9 +186,9 @@ impl Run {
         mut clients: JoinSet<Ended>,
         mut pacer: JoinSet<io::Result<()>>,
         progress: &mut Progress,
-        publishers: usize,
+        flows_sent: usize,
     ) -> Result<Outcome> {
-        let mut sent = vec![0; publishers];
+        let mut sent = vec![0; flows_sent];
         let mut unacknowledged = 0;
         let mut flows = Vec::new();
         let mut look = interval(LOOK_EVERY);
@@ -202,8 +201,9 @@ impl Run {
                     let Some(ended) = ended else { break };
                     let Ended { fault, legacy } = ended.context("a client's task broke down")?;
                     match legacy {
-                        Legacy::Publisher { index, sent: messages, unacknowledged: owed } => {
-                            sent.get_mut(index as usize).into_iter().for_each(|sent| *sent = messages);
+                        Legacy::Publisher { first_flow, sent: by_topic, unacknowledged: owed } => {
+                            let flows = sent.iter_mut().skip(first_flow as usize);
+                            flows.zip(by_topic).for_each(|(sent, messages)| *sent = messages);
                             unacknowledged += owed;
                         }
                         Legacy::Subscriber { index, flows: heard } => {

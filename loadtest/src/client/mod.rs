@@ -3,8 +3,10 @@
 //! A client reads as many packets as one read brings, answers and sends all it may, and writes everything in one write: that,
 //! not the language, is what makes thousands of clients cheap.
 
+mod batch;
 mod connection;
 mod fault;
+mod flows;
 mod gate;
 mod in_flight;
 mod liveness;
@@ -14,10 +16,11 @@ mod transport;
 
 pub(crate) use connection::{Connection, ConnectionPlan};
 pub(crate) use fault::{ClientFault, Fault};
+pub(crate) use flows::FlowKey;
 pub(crate) use gate::{Gate, Phase, PhaseSwitch};
 pub(crate) use in_flight::InFlight;
 pub(crate) use publisher::{Pace, Publisher, PublisherPlan};
-pub(crate) use subscriber::{FlowKey, PacketIds, Subscriber, SubscriberPlan};
+pub(crate) use subscriber::{Hears, PacketIds, Subscriber, SubscriberPlan};
 
 use crate::tally::Tally;
 

@@ -13,6 +13,7 @@ use super::in_flight::InFlight;
 use crate::clock::now_ns;
 use crate::pace::Schedule;
 use crate::payload::Stamp;
+use crate::spread::{Random, Sizes, Topics};
 use crate::wire::{Frame, PacketKind, PublishWriter, QoS, Version, WireFault, acknowledgement, write_acknowledgement};
 
 /// Nothing more is queued while so many bytes wait for the socket.
@@ -36,9 +37,12 @@ pub(crate) enum Pace {
 pub(crate) struct PublisherPlan {
     /// Its number in the run.
     pub(crate) index: u32,
-    pub(crate) topic: String,
+    /// Its topics, by their numbers.
+    pub(crate) names: Vec<String>,
+    /// How the run's messages are spread over topics.
+    pub(crate) topics: Topics,
     pub(crate) qos: QoS,
-    pub(crate) payload_bytes: usize,
+    pub(crate) sizes: Sizes,
     /// QoS 1 and 2: messages not yet acknowledged, at most; the broker may allow fewer.
     pub(crate) window: NonZeroU16,
     /// Messages to send, unless the run ends before.
@@ -70,8 +74,9 @@ impl Publisher {
         shared: Arc<Shared>,
     ) -> Result<Self, Fault> {
         let allowed = connection.allowed();
-        let writer = PublishWriter::new(connection.version(), plan.qos, &plan.topic, plan.payload_bytes);
-        let packet_bytes = writer.packet_bytes(plan.qos);
+        let version = connection.version();
+        let writers: Vec<_> = plan.names.iter().map(|topic| PublishWriter::new(version, plan.qos, topic)).collect();
+        let packet_bytes = writers.iter().map(|writer| writer.packet_bytes(plan.sizes.most())).max().unwrap_or_default();
         if packet_bytes as u64 > u64::from(allowed.packet_bytes_max) {
             return Err(Fault::PacketTooLarge { packet_bytes, packet_bytes_max: allowed.packet_bytes_max });
         }
@@ -79,13 +84,18 @@ impl Publisher {
             return Err(Fault::QosLowered { asked: plan.qos, granted: allowed.qos_maximum });
         }
         let window = plan.window.min(NonZeroU16::new(allowed.receive_maximum).unwrap_or(NonZeroU16::MIN));
-        let answers = Answers {
-            version: connection.version(),
-            in_flight: InFlight::new(window),
-            measures: plan.measures,
-            booked: Booked::default(),
+        let answers = Answers { version, in_flight: InFlight::new(window), measures: plan.measures, booked: Booked::default() };
+        let outgoing = Outgoing {
+            sent_by_topic: vec![0; writers.len()],
+            first_flow: plan.topics.flows(plan.index..plan.index).start,
+            random: Random::new(u64::from(shared.run) << 32 | u64::from(plan.index)),
+            plan,
+            pace,
+            writers,
+            run: shared.run,
+            sent: 0,
+            forgiven: 0,
         };
-        let outgoing = Outgoing { plan, pace, writer, run: shared.run, sent: 0, forgiven: 0 };
         Ok(Self { connection, outgoing, answers, gate, shared, finished: false })
     }
 
@@ -98,14 +108,9 @@ impl Publisher {
         self.connection.close().await
     }
 
-    /// Its number in the run.
-    pub(crate) fn index(&self) -> u32 {
-        self.outgoing.plan.index
-    }
-
-    /// Messages sent so far.
-    pub(crate) fn sent(&self) -> u64 {
-        self.outgoing.sent
+    /// The flow of its first topic, and messages sent so far by topic.
+    pub(crate) fn sent(&mut self) -> (u32, Vec<u64>) {
+        (self.outgoing.first_flow, std::mem::take(&mut self.outgoing.sent_by_topic))
     }
 
     /// Messages the broker has yet to acknowledge.
@@ -177,9 +182,13 @@ impl Publisher {
 struct Outgoing {
     plan: PublisherPlan,
     pace: Pace,
-    writer: PublishWriter,
+    /// By topic.
+    writers: Vec<PublishWriter>,
     run: u32,
+    first_flow: u32,
     sent: u64,
+    sent_by_topic: Vec<u64>,
+    random: Random,
     /// Of these, so many count as passed whatever the subscribers say.
     forgiven: u64,
 }
@@ -200,8 +209,14 @@ impl Outgoing {
                 taken => taken,
             },
         };
-        let stamp = Stamp { run: self.run, publisher: self.plan.index, sequence: self.sent, due_at_ns };
-        self.writer.write(packet_id, &stamp, out);
+        let topic = self.plan.topics.pick(&mut self.random);
+        let at = topic as usize;
+        let (Some(writer), Some(sent)) = (self.writers.get(at), self.sent_by_topic.get_mut(at)) else {
+            return false;
+        };
+        let stamp = Stamp { run: self.run, flow: self.first_flow + topic, sequence: *sent, due_at_ns };
+        writer.write(packet_id, &stamp, self.plan.sizes.pick(&mut self.random), out);
+        *sent += 1;
         self.sent += 1;
         true
     }

@@ -241,7 +241,7 @@ impl Books {
 
     /// Whose message of this run a stamp speaks of, if it was sent under this topic: the publisher's place.
     pub(super) fn publisher_of(&self, stamp: &Stamp, topic: &[u8]) -> Option<usize> {
-        let index = stamp.publisher as usize;
+        let index = stamp.flow as usize;
         let is_right = stamp.run == self.run && stamp.sequence < SEQUENCE_MAX;
         (is_right && self.topics.get(index).is_some_and(|expected| expected.as_bytes() == topic)).then_some(index)
     }

@@ -59,7 +59,7 @@ impl Publisher {
     pub(super) fn new(books: Arc<Books>, index: usize, qos: QoS) -> Self {
         let plan = &books.plan;
         let topic = books.topics.get(index).map(String::as_str).unwrap_or_default();
-        let writer = PublishWriter::new(plan.version, qos, topic, plan.payload_bytes as usize);
+        let writer = PublishWriter::new(plan.version, qos, topic);
         let answers = Answers { version: plan.version, qos, in_flight: InFlight::new(plan.window), taken: Vec::new(), refused: 0 };
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -67,8 +67,10 @@ impl Publisher {
         Self { index, writer, answers, sent: 0, owed_from: None, window: 0, interval_ns, next_due_ns: 0, look, books }
     }
 
-    fn stamp(&self, message: Message) -> Stamp {
-        Stamp { run: self.books.run, publisher: self.index as u32, sequence: message.sequence, due_at_ns: message.due_at_ns }
+    fn write(&self, packet_id: Option<NonZeroU16>, message: Message, out: &mut Vec<u8>) {
+        let Message { sequence, due_at_ns } = message;
+        let stamp = Stamp { run: self.books.run, flow: self.index as u32, sequence, due_at_ns };
+        self.writer.write(packet_id, &stamp, self.books.plan.payload_bytes as usize, out);
     }
 
     /// Queues what may go now; whether anything did.
@@ -84,7 +86,7 @@ impl Publisher {
                     taken => taken,
                 },
             };
-            self.writer.write(packet_id, &self.stamp(message), connection.out());
+            self.write(packet_id, message, connection.out());
             self.sent += 1;
         }
         self.sent > before
@@ -121,7 +123,7 @@ impl Publisher {
 impl Role for Publisher {
     fn begin(&mut self, connection: &mut Connection) -> Result<(), Fault> {
         let (allowed, qos) = (connection.allowed(), self.answers.qos);
-        let packet_bytes = self.writer.packet_bytes(qos);
+        let packet_bytes = self.writer.packet_bytes(self.books.plan.payload_bytes as usize);
         if packet_bytes as u64 > u64::from(allowed.packet_bytes_max) {
             return Err(Fault::PacketTooLarge { packet_bytes, packet_bytes_max: allowed.packet_bytes_max });
         }
@@ -147,7 +149,7 @@ impl Role for Publisher {
                     continue;
                 }
                 let at = connection.out().len();
-                publisher.writer.write(Some(id), &publisher.stamp(message), connection.out());
+                publisher.write(Some(id), message, connection.out());
                 connection.out().get_mut(at).into_iter().for_each(|first_byte| *first_byte |= DUP);
                 book.resent.insert(message.sequence);
             }

@@ -6,45 +6,55 @@ use super::frame::{Frame, PacketKind, WireFault, push_variable_integer, variable
 use super::{QoS, Version};
 use crate::payload::{self, Stamp};
 
-/// Writes the PUBLISH packets of one publisher: all of one topic, quality of service and size.
+/// Writes the PUBLISH packets of one topic and quality of service.
 pub(crate) struct PublishWriter {
-    /// Everything before the packet id: fixed header and topic.
-    head: Vec<u8>,
+    first_byte: u8,
+    /// The topic behind its length.
+    topic: Vec<u8>,
+    packet_id_bytes: usize,
     /// The empty property list of MQTT 5.
     properties: &'static [u8],
-    payload_bytes: usize,
 }
 
 impl PublishWriter {
     /// `topic` is at most 65,535 bytes and the whole packet within the protocol's 256 MiB: the arguments' parser sees to that.
-    pub(crate) fn new(version: Version, qos: QoS, topic: &str, payload_bytes: usize) -> Self {
-        let properties: &[u8] = match version {
-            Version::V3_1_1 => &[],
-            Version::V5 => &[0],
-        };
-        let packet_id_bytes = if qos == QoS::AtMostOnce { 0 } else { 2 };
-        let mut head = vec![PacketKind::Publish.first_byte() | qos.number() << 1];
-        push_variable_integer(&mut head, 2 + topic.len() + packet_id_bytes + properties.len() + payload_bytes);
-        head.extend_from_slice(&u16::try_from(topic.len()).unwrap_or(u16::MAX).to_be_bytes());
-        head.extend_from_slice(topic.as_bytes());
-        Self { head, properties, payload_bytes }
+    pub(crate) fn new(version: Version, qos: QoS, topic: &str) -> Self {
+        let mut length_and_topic = u16::try_from(topic.len()).unwrap_or(u16::MAX).to_be_bytes().to_vec();
+        length_and_topic.extend_from_slice(topic.as_bytes());
+        Self {
+            first_byte: PacketKind::Publish.first_byte() | qos.number() << 1,
+            topic: length_and_topic,
+            packet_id_bytes: if qos == QoS::AtMostOnce { 0 } else { 2 },
+            properties: match version {
+                Version::V3_1_1 => &[],
+                Version::V5 => &[0],
+            },
+        }
     }
 
     /// Appends one packet; `packet_id` is there for QoS 1 and 2 and absent for QoS 0.
     #[inline]
-    pub(crate) fn write(&self, packet_id: Option<NonZeroU16>, stamp: &Stamp, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.head);
+    pub(crate) fn write(&self, packet_id: Option<NonZeroU16>, stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
+        out.push(self.first_byte);
+        push_variable_integer(out, self.remaining_bytes(payload_bytes));
+        out.extend_from_slice(&self.topic);
         if let Some(id) = packet_id {
             out.extend_from_slice(&id.get().to_be_bytes());
         }
         out.extend_from_slice(self.properties);
-        payload::write(stamp, self.payload_bytes, out);
+        payload::write(stamp, payload_bytes, out);
     }
 
-    /// The length of one packet, in bytes.
-    pub(crate) fn packet_bytes(&self, qos: QoS) -> usize {
-        let packet_id_bytes = if qos == QoS::AtMostOnce { 0 } else { 2 };
-        self.head.len() + packet_id_bytes + self.properties.len() + self.payload_bytes
+    /// The length of a packet with such a payload, in bytes.
+    pub(crate) fn packet_bytes(&self, payload_bytes: usize) -> usize {
+        let mut length = Vec::new();
+        push_variable_integer(&mut length, self.remaining_bytes(payload_bytes));
+        1 + length.len() + self.remaining_bytes(payload_bytes)
+    }
+
+    #[inline]
+    fn remaining_bytes(&self, payload_bytes: usize) -> usize {
+        self.topic.len() + self.packet_id_bytes + self.properties.len() + payload_bytes
     }
 }
 
@@ -109,7 +119,7 @@ mod tests {
     use super::super::split;
     use super::*;
 
-    const STAMP: Stamp = Stamp { run: 1, publisher: 2, sequence: 3, due_at_ns: 4 };
+    const STAMP: Stamp = Stamp { run: 1, flow: 2, sequence: 3, due_at_ns: 4 };
 
     fn id(number: u16) -> Option<NonZeroU16> {
         NonZeroU16::new(number)
@@ -120,10 +130,10 @@ mod tests {
         for version in [Version::V3_1_1, Version::V5] {
             for (qos, packet_id) in [(QoS::AtMostOnce, None), (QoS::AtLeastOnce, id(1)), (QoS::ExactlyOnce, id(65_535))] {
                 for payload_bytes in [32, 100, 127, 20_000, 3_000_000] {
-                    let writer = PublishWriter::new(version, qos, "a/b", payload_bytes);
+                    let writer = PublishWriter::new(version, qos, "a/b");
                     let mut out = Vec::new();
-                    writer.write(packet_id, &STAMP, &mut out);
-                    assert_eq!(out.len(), writer.packet_bytes(qos));
+                    writer.write(packet_id, &STAMP, payload_bytes, &mut out);
+                    assert_eq!(out.len(), writer.packet_bytes(payload_bytes));
                     let (frame, rest) = split(&out).unwrap().unwrap();
                     assert!(rest.is_empty());
                     let read = publish(&frame, version).unwrap();
@@ -138,7 +148,7 @@ mod tests {
     #[test]
     fn mqttbytes_reads_what_we_write() {
         let mut out = Vec::new();
-        PublishWriter::new(Version::V3_1_1, QoS::AtLeastOnce, "a/b", 40).write(id(258), &STAMP, &mut out);
+        PublishWriter::new(Version::V3_1_1, QoS::AtLeastOnce, "a/b").write(id(258), &STAMP, 40, &mut out);
         let read = mqttbytes::v4::read(&mut bytes::BytesMut::from(&out[..]), 1000).unwrap();
         let mqttbytes::v4::Packet::Publish(read) = read else { panic!("{read:?}") };
         assert_eq!((read.topic.as_str(), read.pkid, read.qos as u8, read.dup, read.retain), ("a/b", 258, 1, false, false));

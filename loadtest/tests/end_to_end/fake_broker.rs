@@ -146,7 +146,7 @@ impl Hub {
         self.change(|state| {
             state.messages += 1;
             for subscription in &mut state.subscriptions {
-                let matches = match subscription.filter.strip_suffix('#') {
+                let matches = match subscription.filter.strip_suffix(['#', '+']) {
                     Some(prefix) => message.topic.starts_with(prefix),
                     None => message.topic == subscription.filter,
                 };

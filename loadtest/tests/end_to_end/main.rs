@@ -48,6 +48,43 @@ fn an_honest_broker_gets_a_clean_bill_in_every_version_and_quality_of_service() 
 }
 
 #[test]
+fn one_to_many_and_many_to_one() {
+    let broker = FakeBroker::start(Manners::Honest);
+    for (qos, load) in [("0", "--subscribers 20"), ("1", "--subscribers 1")] {
+        let report = loadtest(&format!("fanout --broker {} --qos {qos} --count 300 {load}", broker.address())).good(load);
+        let subscribers = report["subscribers"].as_u64().unwrap();
+        assert_eq!((fields(&report, LEDGER), &report["publishers"]), ([300 * subscribers, 0, 0, 0, 0, 0], &json!(1)), "{load}");
+        assert_eq!(report["latency_us"]["count"], 300 * subscribers);
+    }
+    for qos in ["0", "2"] {
+        let report = loadtest(&format!("fanin --broker {} --qos {qos} --publishers 20 --count 100", broker.address())).good(qos);
+        assert_eq!((fields(&report, LEDGER), &report["window"]), ([2_000, 0, 0, 0, 0, 0], &json!(20)), "{qos}");
+    }
+}
+
+#[test]
+fn messages_are_spread_over_topics_and_sizes() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let spread = "--topics 10 --popularity zipf --payload-bytes 32-2000 --count 200";
+    for shape in ["pair --pairs 2 --subscribers 2", "fanin --publishers 4", "fanout --subscribers 4"] {
+        let report = loadtest(&format!("{shape} --broker {} {spread}", broker.address())).good(shape);
+        let delivered =
+            report["sent"].as_u64().unwrap() * if shape.starts_with("fanin") { 1 } else { report["subscribers"].as_u64().unwrap() };
+        let delivered = if shape.starts_with("pair") { delivered / 2 } else { delivered };
+        assert_eq!(fields(&report, LEDGER), [delivered, 0, 0, 0, 0, 0], "{shape}");
+        assert_eq!(report["payload_sizes"], "32-2000");
+    }
+    let losing = FakeBroker::start(Manners::LoseEvery(10));
+    let report =
+        loadtest(&format!("fanin --broker {} --publishers 2 {spread} --rate 4000 --drain 200ms", losing.address())).good("losing");
+    assert_eq!(fields(&report, ["delivered", "lost"]), [360, 40]);
+    let lost: u64 = report["imperfect_flows"].as_array().unwrap().iter().map(|flow| flow["lost"].as_u64().unwrap()).sum();
+    assert_eq!(lost, 40, "each is missed in the flow of its topic: {report:#}");
+    let usage = loadtest("fanout --subscribers 20000 --topics 1000");
+    usage.failed_with(2, "loadtest keeps account of at most 10000000 flows");
+}
+
+#[test]
 fn a_rate_is_kept_and_latency_measured_from_when_a_message_was_due() {
     let broker = FakeBroker::start(Manners::Honest);
     let finished = loadtest(&format!("latency --broker {} --rate 2000 --duration 1s --warm-up 100ms --qos 1", broker.address()));
@@ -97,7 +134,7 @@ fn the_ledger_names_every_fault() {
         assert_eq!(fields(&report, LEDGER), expected, "{manners:?}");
         let [delivered, lost, duplicated, reordered, ..] = expected;
         let flow = json!({
-            "publisher": 0, "subscriber": 0,
+            "publisher": 0, "topic": 0, "subscriber": 0,
             "delivered": delivered, "lost": lost, "duplicated": duplicated, "reordered": reordered,
         });
         assert_eq!(report["imperfect_flows"], json!([flow]), "{manners:?}");

@@ -1,0 +1,130 @@
+//! Values on the command line: addresses, times, rates, topics, payload sizes.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::payload::STAMP_BYTES;
+use crate::spread::Sizes;
+
+/// The largest payload, in bytes: what the protocol's 256 MiB packet leaves beside any topic.
+pub(super) const PAYLOAD_BYTES_MAX: i64 = 268_000_000;
+
+const TOPIC_BYTES_MAX: usize = 65_000;
+
+/// Host and port as the resolver takes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BrokerAddress(pub(crate) String);
+
+impl FromStr for BrokerAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address = text.strip_prefix("mqtt://").unwrap_or(text);
+        if let Ok(ip) = address.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+            return Ok(Self(std::net::SocketAddr::new(ip, 1883).to_string()));
+        }
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, "1883"));
+        match port.parse::<u16>() {
+            Ok(port) if port > 0 && !host.is_empty() && !host.contains('/') => Ok(Self(format!("{host}:{port}"))),
+            _ => Err("expected HOST, HOST:PORT, or [IPV6]:PORT with a port from 1 to 65535".to_owned()),
+        }
+    }
+}
+
+/// "10s", "1.5s", "500ms", "20us", "2m"
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let seconds_a_unit = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err("expected a number and a unit: us, ms, s or m".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
+    Duration::try_from_secs_f64(number * seconds_a_unit).map_err(|cause| cause.to_string())
+}
+
+pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| if duration.is_zero() { Err("must be more than 0".to_owned()) } else { Ok(duration) })
+}
+
+pub(super) fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1e-3..=1e8).contains(&rate) => Ok(rate),
+        _ => Err("expected messages a second, from 0.001 to 100000000".to_owned()),
+    }
+}
+
+/// What is right for names and filters alike; the broker judges the rest.
+pub(super) fn topic(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("a topic has at least one character".to_owned()),
+        long if long.len() > TOPIC_BYTES_MAX => Err(format!("a topic here has at most {TOPIC_BYTES_MAX} bytes")),
+        nul if nul.contains('\0') => Err("a topic holds no U+0000".to_owned()),
+        right => Ok(right.to_owned()),
+    }
+}
+
+pub(super) fn topic_name(text: &str) -> Result<String, String> {
+    topic(text).and_then(|topic| {
+        if topic.contains(['+', '#']) { Err("a topic to publish to holds no wildcard".to_owned()) } else { Ok(topic) }
+    })
+}
+
+/// Sizes of payloads that a stamp fits in.
+pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
+    let sizes: Sizes = text.parse()?;
+    if (sizes.least() as usize) < STAMP_BYTES {
+        return Err(format!("a payload has at least the {STAMP_BYTES} bytes of its stamp"));
+    }
+    if sizes.most() as i64 > PAYLOAD_BYTES_MAX {
+        return Err(format!("a payload has at most {PAYLOAD_BYTES_MAX} bytes"));
+    }
+    Ok(sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broker_addresses() {
+        let table = [
+            ("localhost", Some("localhost:1883")),
+            ("broker.example:2883", Some("broker.example:2883")),
+            ("mqtt://10.0.0.1", Some("10.0.0.1:1883")),
+            ("::1", Some("[::1]:1883")),
+            ("[::1]", Some("[::1]:1883")),
+            ("[::1]:7", Some("[::1]:7")),
+            ("host:0", None),
+            ("host:65536", None),
+            (":1883", None),
+            ("http://host:80", None),
+            ("", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(text.parse::<BrokerAddress>().ok().map(|address| address.0).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        let table = [
+            ("10s", Some(10_000_000)),
+            ("1.5s", Some(1_500_000)),
+            ("500ms", Some(500_000)),
+            ("20us", Some(20)),
+            ("2m", Some(120_000_000)),
+        ];
+        for (text, expected_us) in table {
+            assert_eq!(duration(text).ok(), expected_us.map(Duration::from_micros), "{text}");
+        }
+        for text in ["", "10", "s", "-1s", "10h", "nans", "1e300s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(positive_duration("0s").is_err());
+    }
+}
