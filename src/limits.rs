@@ -223,6 +223,15 @@ pub const RING_AGE_DEFAULT: Duration = Duration::from_secs(600);
 /// The shortest that may be configured: the tree must have time to form anew.
 pub const RING_AGE_MIN: Duration = Duration::from_secs(10);
 
+/// What a trace may be asked about, bytes of a topic.
+pub const TRACE_TOPIC_BYTES_MAX: usize = 4 * 1024;
+/// Links of which one broker tells in a trace.
+pub const TRACE_PORTS_MAX: usize = 64;
+/// Traces of which a broker remembers where they came from; what is beyond is not answered.
+pub const TRACES_MAX: usize = 64;
+/// Traces that may be asked for at one broker at once.
+pub const TRACES_OWN_MAX: usize = 4;
+
 // Letters.
 
 /// One letter from broker to broker, bytes.

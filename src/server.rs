@@ -13,8 +13,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::admin::{self, AdminError, Readiness, View};
-use crate::codec::ReasonCode;
+use crate::admin::{self, AdminError, Pending, Readiness, View};
+use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId, OriginLane};
@@ -26,13 +26,14 @@ use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError};
 use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
-use crate::router::{Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
+use crate::router::{self, Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::{self, Follow, Registers};
 use crate::shared::retained::RetainedCopies;
+use crate::shared::trace::{Subscribed, Trace, TraceError, TraceRequest};
 use crate::shared::{Post, StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
-use crate::{clock, memory, resources, sys, task};
+use crate::{clock, memory, resources, sys, task, topic};
 
 /// Connections get this long to write what waits when the broker stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
@@ -373,6 +374,15 @@ impl View for Parts {
         self.mesh.as_ref().map(MeshHandle::topology)
     }
 
+    fn trace(&self, asked: TraceRequest) -> Pending<'_, Result<Trace, TraceError>> {
+        Box::pin(async move {
+            let mesh = self.mesh.as_ref().ok_or(TraceError::NoMesh)?;
+            let qos = QoS::try_from(asked.qos).map_err(|_| TraceError::QoS(asked.qos))?;
+            check_traced(&asked.topic).map_err(TraceError::Topic)?;
+            mesh.trace(&asked.topic, qos, asked.retain).await
+        })
+    }
+
     fn samples(&self) -> Vec<Sample> {
         let mut samples = self.router.metrics().samples();
         let retained = self.router.retained();
@@ -396,6 +406,18 @@ impl View for Parts {
         }
         samples
     }
+}
+
+/// Whether a client could publish to `topic`, and it is short enough to be traced; why not.
+fn check_traced(topic: &str) -> Result<(), String> {
+    topic::check_name(topic).map_err(|error| error.to_string())?;
+    if topic.len() > limits::TRACE_TOPIC_BYTES_MAX {
+        return Err(format!("the topic has {} bytes, at most {} can be traced", topic.len(), limits::TRACE_TOPIC_BYTES_MAX));
+    }
+    if topic.contains('\0') || router::is_system(topic) {
+        return Err("no client may publish there".to_owned());
+    }
+    Ok(())
 }
 
 /// Each listener takes over what is said now of the one at its address. Of one that is said nothing any more, what was in force before holds on. Says of each
@@ -557,8 +579,9 @@ fn start_mesh(
         Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
-    let retained = Arc::clone(router) as Arc<dyn RetainedCopies>;
-    let handle = mesh::start(setup, Arc::clone(&replication), registers, Arc::<Post>::default(), deliver, retained)?;
+    let (retained, subscribed) = (Arc::clone(router) as Arc<dyn RetainedCopies>, Arc::clone(router) as Arc<dyn Subscribed>);
+    let post = Arc::<Post>::default();
+    let handle = mesh::start(setup, Arc::clone(&replication), registers, post, deliver, retained, subscribed)?;
     router.join_mesh(replication);
     Ok(handle)
 }

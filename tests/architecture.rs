@@ -135,6 +135,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "limits",
             "ids",
             "metrics",
+            "topic",
             "config",
             "codec",
             "session",

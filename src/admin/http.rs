@@ -4,28 +4,33 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, ORIGIN};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde_json::json;
 
 use super::token::Token;
 use super::{View, render};
+use crate::shared::trace::{TraceError, TraceRequest};
+
+/// What a request may have in it, bytes.
+const BODY_BYTES_MAX: usize = 16 * 1024;
 
 /// `/healthz`, `/readyz`, `/metrics`.
 pub(super) fn health(view: Arc<dyn View>) -> Router {
     probes().fallback(unknown).layer(middleware::map_response(close)).with_state(view)
 }
 
-/// The same and `/api/v1/topology`, for this machine or whoever has the token.
+/// The same, `/api/v1/topology` and `/api/v1/trace`, for this machine or whoever has the token.
 pub(super) fn admin(view: Arc<dyn View>, token: Token) -> Router {
     let guard = middleware::from_fn_with_state(Arc::new(token), guard);
-    let router = probes().route("/api/v1/topology", get(topology)).fallback(unknown);
-    router.layer(guard).layer(middleware::map_response(close)).with_state(view)
+    let router = probes().route("/api/v1/topology", get(topology)).route("/api/v1/trace", post(trace)).fallback(unknown);
+    router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(guard).layer(middleware::map_response(close)).with_state(view)
 }
 
 fn probes() -> Router<Arc<dyn View>> {
@@ -62,6 +67,24 @@ async fn topology(State(view): State<Arc<dyn View>>) -> Response {
     match view.topology() {
         Some(topology) => Json(topology).into_response(),
         None => refusal(StatusCode::NOT_FOUND, "this broker has no [mesh]"),
+    }
+}
+
+async fn trace(State(view): State<Arc<dyn View>>, asked: Result<Json<TraceRequest>, JsonRejection>) -> Response {
+    let Json(asked) = match asked {
+        Ok(asked) => asked,
+        Err(rejection) => return refusal(rejection.status(), &rejection.body_text()),
+    };
+    match view.trace(asked).await {
+        Ok(trace) => Json(trace).into_response(),
+        Err(error) => {
+            let status = match error {
+                TraceError::NoMesh => StatusCode::NOT_FOUND,
+                TraceError::Topic(_) | TraceError::QoS(_) => StatusCode::BAD_REQUEST,
+                TraceError::Busy => StatusCode::TOO_MANY_REQUESTS,
+            };
+            refusal(status, &error.to_string())
+        }
     }
 }
 

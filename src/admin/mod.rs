@@ -1,6 +1,6 @@
-//! What an operator and his tools see over HTTP: health, metrics, topology.
+//! What an operator and his tools see over HTTP: health, metrics, topology, traces.
 //!
-//! * `[admin]` is for people and commands on this machine: `/healthz`, `/readyz`, `/metrics`, `/api/v1/topology`. Loopback only.
+//! * `[admin]` is for people and commands on this machine: `/healthz`, `/readyz`, `/metrics`, `/api/v1/topology`, `/api/v1/trace`. Loopback only.
 //! * `[health]` is for probes and scrapers: the first three and nothing else, so it may be open to the network.
 //!
 //! It shows and changes nothing: what there is to see comes through [`View`], which `server` implements. A stranger can hold no more than
@@ -11,8 +11,10 @@ mod http;
 mod render;
 pub mod token;
 
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -21,11 +23,15 @@ use tokio::sync::watch;
 use crate::config::{ADMIN_PORT, Config};
 use crate::metrics::Sample;
 use crate::shared::Topology;
+use crate::shared::trace::{Trace, TraceError, TraceRequest};
 use crate::task;
 use accept::Bounded;
 
 /// Where `[admin]` listens unless it is configured.
 pub const DEFAULT_BIND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT);
+
+/// What takes a moment to be seen.
+pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What a running broker lets be seen.
 pub trait View: Send + Sync + 'static {
@@ -33,6 +39,8 @@ pub trait View: Send + Sync + 'static {
     fn readiness(&self) -> Readiness;
     /// The mesh as this broker knows it; `None` without a mesh.
     fn topology(&self) -> Option<Topology>;
+    /// The way of a message through it, as the brokers on it answer.
+    fn trace(&self, asked: TraceRequest) -> Pending<'_, Result<Trace, TraceError>>;
     /// Everything that is counted. Samples of one name stand together.
     fn samples(&self) -> Vec<Sample>;
 }
@@ -159,6 +167,10 @@ mod tests {
 
         fn topology(&self) -> Option<Topology> {
             None
+        }
+
+        fn trace(&self, asked: TraceRequest) -> Pending<'_, Result<Trace, TraceError>> {
+            Box::pin(std::future::ready(Err(TraceError::QoS(asked.qos))))
         }
 
         fn samples(&self) -> Vec<Sample> {

@@ -3,9 +3,11 @@
 //! stdout is data, stderr is log. Exit codes: 0 good, 1 the thing failed, 2 wrong usage, 130 on Ctrl-C of a one-shot command. An error says
 //! what was wrong and what to do.
 
+mod ask;
 mod certs;
 mod config;
 mod demo;
+mod drawing;
 mod log;
 mod notify;
 mod output;
@@ -14,6 +16,7 @@ mod serve;
 mod settings;
 mod signals;
 mod topology;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -43,6 +46,8 @@ enum Command {
     Passwd(passwd::Arguments),
     /// Draw the mesh as a running broker knows it
     Topology(topology::Arguments),
+    /// See which way a message would take through the mesh, and why
+    Trace(trace::Arguments),
 }
 
 /// Runs the program with the process's arguments.
@@ -55,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Config(command) => config::run(&command),
         Command::Passwd(arguments) => passwd::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
     };
     match result {
         Ok(code) => code,

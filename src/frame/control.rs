@@ -7,6 +7,7 @@
 //! The handshake: the dialler greets; the acceptor greets and tells what it knows of the dialler's lives; the dialler tells likewise and
 //! that its life is settled; so does the acceptor. Then everything else may be said.
 
+use super::trace::{Answer, Probe};
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint, split_frame};
 use crate::ids::{BrokerId, Incarnation, LaneId, TreeId};
 use crate::limits::{
@@ -34,6 +35,8 @@ const REGISTER_HAVE: u8 = 11;
 const REGISTER_WANT: u8 = 12;
 const REGISTER_END: u8 = 13;
 const BEHIND: u8 = 14;
+const TRACE: u8 = 16;
+const TRACED: u8 = 17;
 
 const REQUEST_EPOCH: u8 = 1;
 const HAS_DISTANCE: u8 = 2;
@@ -191,6 +194,10 @@ pub enum ControlFrame<'a> {
         /// `None`: the sender does not know yet.
         members: Option<Members<'a>>,
     },
+    /// Which way a message would go.
+    Trace(Probe<'a>),
+    /// A broker says it.
+    Traced(Answer<'a>),
     /// A frame of a newer version: to be skipped.
     Unknown,
 }
@@ -271,6 +278,8 @@ impl<'a> ControlFrame<'a> {
                 out.push(u8::from(members.is_some()));
                 out.extend_from_slice(members.map_or(&[], |members| members.bytes));
             }),
+            Self::Trace(probe) => put_frame(out, TRACE, |out| probe.encode(out)),
+            Self::Traced(answer) => put_frame(out, TRACED, |out| answer.encode(out)),
             Self::Unknown => {}
         }
     }
@@ -332,6 +341,8 @@ impl<'a> ControlFrame<'a> {
             },
             CREDIT => Self::Credit { lane: LaneId(reader.byte("lane")?), consumed: reader.varint("consumed")? },
             BEHIND => Self::Behind { members: read_members(&mut reader)? },
+            TRACE => Self::Trace(Probe::decode(&mut reader)?),
+            TRACED => Self::Traced(Answer::decode(&mut reader)?),
             _ => return Ok(Some((Self::Unknown, length))),
         };
         reader.finish()?;
@@ -503,7 +514,9 @@ fn narrow(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, FrameErro
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::trace::{Arrival, Audience, Ports, TraceId};
     use super::*;
+    use crate::codec::QoS;
     use crate::ids::RootClaim;
 
     const GREETING_EXAMPLE: Greeting<'static> = Greeting {
@@ -518,7 +531,8 @@ mod tests {
         hello_ms: 100,
     };
 
-    fn examples() -> [ControlFrame<'static>; 17] {
+    fn examples() -> [ControlFrame<'static>; 19] {
+        let trace = TraceId { origin: BrokerId(9), number: u64::MAX };
         let root = RootClaim { priority: 32_768, capacity: 3, id: BrokerId(u64::MAX), incarnation: Incarnation(1_700_000_000_000) };
         let bpdu = Bpdu {
             number: 300,
@@ -562,6 +576,23 @@ mod tests {
             },
             ControlFrame::Behind { members: None },
             ControlFrame::Behind { members: Some(Members { bytes: &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2] }) },
+            ControlFrame::Trace(Probe {
+                id: trace,
+                hops: 3,
+                qos: QoS::ExactlyOnce,
+                retain: true,
+                arrival: Arrival::Stub,
+                topic: "a/b",
+            }),
+            ControlFrame::Traced(Answer {
+                id: trace,
+                broker: BrokerId(1),
+                via: BrokerId(2),
+                round_trip_us: 300,
+                arrival: Arrival::Nothing,
+                audience: Audience { subscriptions: 1, groups: 2, group_members: 300 },
+                ports: Ports::of_bytes(&[0, 0, 0, 0, 0, 0, 0, 5, 4, 0x80, 0x01]),
+            }),
         ]
     }
 

@@ -556,7 +556,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// A topic name as a publisher's broker has already checked it: what would hurt a subscriber is not taken on trust [MQTT-3.3.2-2].
-fn topic_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, FrameError> {
+pub(super) fn topic_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, FrameError> {
     let topic = reader.text("topic")?;
     // Every byte is looked at, whatever came before: so it is done many at a time.
     let is_forbidden = topic.bytes().fold(false, |found, byte| found | matches!(byte, 0 | b'+' | b'#'));

@@ -27,7 +27,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 pub use behind::{Neighbourhood, Told};
 pub use echoes::{EchoWait, Echoes};
 pub use rules::{Mode, Rules};
-pub use verdicts::{Behind, Verdicts};
+pub use verdicts::{Behind, Draw, Verdicts};
 
 use crate::ids::BrokerId;
 use crate::limits::BROKERS_MAX;
@@ -114,6 +114,24 @@ impl Interest {
         let mut is_wanted = false;
         known.trie.for_each_match(topic, |_, ()| is_wanted = true);
         is_wanted
+    }
+
+    /// Whether and why a message of `topic` goes to `members`, as a lane would judge it that remembers nothing.
+    fn draw(&self, topic: &str, members: Option<&[BrokerId]>) -> Draw {
+        if self.rules.mode(topic) == Mode::Full {
+            return Draw::Rule;
+        }
+        let (Some(members), known) = (members, self.known.read()) else { return Draw::Unknown };
+        let others = members.iter().filter(|member| **member != self.own);
+        let places: Option<Vec<Place>> = others.map(|member| known.places.get(member).copied()).collect();
+        let Some(places) = places else { return Draw::Unknown };
+        let found = || places.iter().filter_map(|place| known.member(*place));
+        if found().any(|member| !member.is_known) {
+            return Draw::Unknown;
+        }
+        let mut is_wanted = found().any(|member| member.wants_all || member.filters.contains_key(EVERYTHING));
+        known.trie.for_each_match(topic, |place, ()| is_wanted |= places.contains(place));
+        if is_wanted { Draw::Wanted } else { Draw::Nobody }
     }
 
     /// From now on clients wait until other members know what they subscribe to. The first call counts.

@@ -23,7 +23,26 @@ pub struct Behind {
     version: AtomicU64,
 }
 
+/// Whether and why a message goes over a tree port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    /// Its topic goes everywhere.
+    Rule,
+    /// It is not known who is there, or what somebody there wants.
+    Unknown,
+    /// Somebody there wants it.
+    Wanted,
+    /// Nobody there does.
+    Nobody,
+}
+
 impl Behind {
+    /// Whether and why a message of `topic` goes there. For people: a lane asks [`Verdicts`], which say the same.
+    #[must_use]
+    pub fn draw(&self, interest: &Interest, topic: &str) -> Draw {
+        interest.draw(topic, self.members.load().as_ref().map(|members| members.as_slice()))
+    }
+
     /// Sets who is there; `None`: nobody knows.
     pub fn set(&self, members: Option<Vec<BrokerId>>) {
         self.members.store(members.map(Arc::new));
@@ -96,8 +115,11 @@ mod tests {
             interest.change().join(member);
             interest.change().know(member);
         }
-        let mut wants =
-            |topic: &str, behind: &Behind| verdicts.want_everything(&interest, behind) || verdicts.wants(&interest, topic);
+        let mut wants = |topic: &str, behind: &Behind| {
+            let wants = verdicts.want_everything(&interest, behind) || verdicts.wants(&interest, topic);
+            assert_eq!(behind.draw(&interest, topic) != Draw::Nobody, wants, "what is shown is what is done");
+            wants
+        };
         interest.change().insert(A, "a/+");
         interest.change().insert(B, "b");
         assert!(wants("x", &behind), "who is there is not known");

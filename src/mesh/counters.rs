@@ -31,4 +31,6 @@ pub struct Refusals {
     pub deltas_throttled: Counter,
     /// Deltas that this broker does not understand, that do not add up, or of a register that is too large: nothing is known of it.
     pub deltas_not_understood: Counter,
+    /// Probes of traces, and answers to them, that came faster than they are followed, or of more traces than are remembered. They were dropped.
+    pub traces_throttled: Counter,
 }

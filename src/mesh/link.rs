@@ -25,13 +25,14 @@ use tracing::{Instrument, debug, info};
 use super::bulk::{self, Bulk};
 use super::control::{ControlQueue, ControlReader};
 use super::credit::{Credit, Reports};
-use super::driver::RegisterWord;
+use super::driver::{OwnedProbe, RegisterWord};
 use super::error::LinkError;
 use super::handshake::{Candidate, Local, Peer, refuse};
 use super::post::PostOffice;
 use super::{DeliverFactory, endpoint, lanes};
 use crate::clock;
 use crate::frame::control::{ControlFrame, Seal};
+use crate::frame::trace::TraceId;
 use crate::ids::{LaneId, OpenMark, OpenNumber, PortId, TreeId};
 use crate::interest::Told;
 use crate::link::{Cost, Detection, Path};
@@ -39,6 +40,7 @@ use crate::replication::{Port, Replication};
 use crate::shared::Signature;
 use crate::shared::register::{DeltaMode, End, Have, Page, Want};
 use crate::shared::retained::RetainedCopies;
+use crate::shared::trace::Answered;
 use crate::stp::Bpdu;
 use crate::task;
 
@@ -64,6 +66,8 @@ pub(super) enum Event {
     Record { port: PortId, wire: Bytes, seal: OwnedSeal },
     Register { port: PortId, word: RegisterWord },
     Behind { port: PortId, members: Told },
+    Trace { port: PortId, probe: OwnedProbe },
+    Traced { port: PortId, id: TraceId, answer: Answered },
     Measured { port: PortId, measured: Measured },
     Down { port: PortId, error: LinkError },
 }
@@ -420,6 +424,13 @@ async fn read_control(link: &Link, mut reader: ControlReader, mut watch: Watch) 
                 ControlFrame::Behind { members } => {
                     let members = members.map(|members| members.iter().collect());
                     link.tell(Event::Behind { port: link.id, members }).await;
+                }
+                ControlFrame::Trace(probe) => {
+                    link.tell(Event::Trace { port: link.id, probe: OwnedProbe::from(&probe) }).await;
+                }
+                ControlFrame::Traced(answer) => {
+                    let event = Event::Traced { port: link.id, id: answer.id, answer: Answered::from(&answer) };
+                    link.tell(event).await;
                 }
                 ControlFrame::Unknown => {}
                 ControlFrame::Greeting(_) | ControlFrame::Known { .. } | ControlFrame::Settled { .. } => {

@@ -135,6 +135,7 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         deltas_untrusted,
         deltas_throttled,
         deltas_not_understood,
+        traces_throttled,
     } = refusals;
     let counts = [
         ("claim", "forged", claims_forged),
@@ -150,10 +151,11 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         ("delta", "untrusted", deltas_untrusted),
         ("delta", "throttled", deltas_throttled),
         ("delta", "not_understood", deltas_not_understood),
+        ("trace", "throttled", traces_throttled),
     ];
     counts.into_iter().map(|(word, reason, count)| {
         let help =
-            "Root claims, configuration messages, records and deltas of registers that were not taken from peers as they came";
+            "Root claims, configuration messages, records, deltas of registers and traces that were not taken from peers as they came";
         Sample::counter("mesh_control_refused", help, count.value()).with("word", word).with("reason", reason)
     })
 }

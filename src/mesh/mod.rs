@@ -17,6 +17,7 @@
 //! | `expiry` | when to warn of our own certificate |
 //! | `counters` | what was not taken from peers, counted |
 //! | `metrics`, `events`, `status` | what it counts and tells of itself |
+//! | `trace` | which way a message would take, as the brokers on it answer |
 //! | `driver` | the one task that owns the tree, the links and the records |
 //!
 //! Everything runs on one thread, a runtime of its own: small paced packets cost a multi-thread runtime several times the wake-ups
@@ -38,9 +39,11 @@ use tracing::{error, warn};
 
 use crate::config;
 use crate::ids::{BrokerId, RootClaim};
+use crate::limits;
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
 use crate::shared::retained::RetainedCopies;
+use crate::shared::trace::Subscribed;
 use crate::shared::{Post, Records, Topology};
 use crate::stp::StpConfig;
 use crate::{clock, task};
@@ -76,6 +79,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 pub mod tls;
+mod trace;
 
 pub use counters::Refusals;
 pub use error::LinkError;
@@ -86,7 +90,7 @@ use complaints::Complaints;
 use connect::Connector;
 use discovery::{Surroundings, Ways};
 use driver::recorder::Recorder;
-use driver::{Book, Driver, Settings};
+use driver::{Book, Driver, Settings, TraceCall};
 use gate::Gate;
 use handshake::Local;
 use identity::{Identity, IdentityError};
@@ -253,6 +257,7 @@ pub struct MeshHandle {
     /// Tells the driver that the credentials are others.
     reloaded: Arc<Notify>,
     ways: watch::Sender<Ways>,
+    calls: mpsc::Sender<TraceCall>,
     stop: watch::Sender<Stop>,
     ended: watch::Receiver<Option<Result<(), Arc<MeshError>>>>,
 }
@@ -268,6 +273,7 @@ pub fn start(
     post: Arc<Post>,
     deliver: DeliverFactory,
     retained: Arc<dyn RetainedCopies>,
+    subscribed: Arc<dyn Subscribed>,
 ) -> Result<MeshHandle, MeshError> {
     let identity = config.identity()?;
     complain_of(&config.credentials);
@@ -307,6 +313,7 @@ pub fn start(
         local: Arc::clone(&local),
         deliver,
         retained,
+        subscribed,
         links_max: config.mesh.max_links,
         tree,
         recorder,
@@ -320,7 +327,8 @@ pub fn start(
     let (stop, stop_out) = watch::channel(Stop::No);
     let (ways, ways_out) = watch::channel(ways);
     let (ended_in, ended) = watch::channel(None);
-    let (driver, inputs) = Driver::new(settings, proposals_out, stop_out);
+    let (calls, calls_out) = mpsc::channel(limits::TRACES_OWN_MAX);
+    let (driver, inputs) = Driver::new(settings, proposals_out, calls_out, stop_out);
     let (book, reloaded) = (driver.book(), Arc::clone(&inputs.reloaded));
     let (mesh, credentials) = (config.mesh.name.clone(), Arc::clone(&local.credentials));
     let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
@@ -346,7 +354,7 @@ pub fn start(
     };
     task::thread("mesh", body).map_err(MeshError::Thread)?;
     let gate = is_ready.recv().unwrap_or_else(|_| Err(MeshError::Thread(std::io::Error::other("it ended at once"))))?;
-    Ok(MeshHandle { mesh, address, book, gate, credentials, reloaded, ways, stop, ended })
+    Ok(MeshHandle { mesh, address, book, gate, credentials, reloaded, ways, calls, stop, ended })
 }
 
 /// Says what is wrong with credentials that are used all the same.

@@ -23,6 +23,7 @@ use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
 use crate::session::Writes;
 use crate::shared::register::Key;
 use crate::shared::retained::{Taken, Turn};
+use crate::shared::trace::{Audience, Subscribed};
 use crate::shared::{BrokerRecord, ClockWord, LastChange, LinkRole, LinkState, Mail, Signature, SignedRecord};
 
 mod admission;
@@ -105,6 +106,12 @@ impl RetainedCopies for Nothing {
     }
 }
 
+impl Subscribed for Nothing {
+    fn audience(&self, _: &str) -> Audience {
+        Audience::default()
+    }
+}
+
 struct Broker {
     handle: MeshHandle,
     replication: Arc<Replication>,
@@ -184,7 +191,8 @@ impl<'a> Plan<'a> {
         let factory: DeliverFactory = Arc::new(move || Box::new(deliver.clone()));
         let post = Arc::<Post>::default();
         let (replicates, tells) = (Arc::clone(&replication), Arc::clone(&registers));
-        let handle = super::start(config, replicates, tells, Arc::clone(&post), factory, Arc::new(Nothing)).unwrap();
+        let handle =
+            super::start(config, replicates, tells, Arc::clone(&post), factory, Arc::new(Nothing), Arc::new(Nothing)).unwrap();
         let batch = Mutex::new(LocalBatch::new());
         Broker { handle, replication, registers, post, inbox, batch, dir }
     }
@@ -414,9 +422,16 @@ async fn a_name_is_looked_up_and_this_broker_finds_itself_there() {
     (config.mesh.discovery, config.mesh.peers) = (vec![Discovery::Dns], vec![name]);
     let replication = Arc::clone(&a.replication);
     let registers = Registers::new(BrokerId::derive("m", "b"), Duration::from_secs(900), limits::REGISTER_FILTERS_MAX);
-    let b =
-        super::start(config, replication, registers, Arc::default(), Arc::new(|| Box::new(Inbox::default())), Arc::new(Nothing))
-            .unwrap();
+    let b = super::start(
+        config,
+        replication,
+        registers,
+        Arc::default(),
+        Arc::new(|| Box::new(Inbox::default())),
+        Arc::new(Nothing),
+        Arc::new(Nothing),
+    )
+    .unwrap();
     until("a link", || (b.links().len() == 1).then_some(())).await;
     b.shutdown().await;
 }
@@ -431,9 +446,17 @@ async fn what_does_not_fit_together_is_named_at_start() {
         let mut config = plan.config(plan.credentials(&authority), &dir);
         (config.mesh.name, config.name, config.mesh.listen) = (mesh_name.to_owned(), name.to_owned(), listen);
         let deliver: DeliverFactory = Arc::new(|| Box::new(Inbox::default()));
-        super::start(config, Arc::clone(&a.replication), Arc::clone(&a.registers), Arc::default(), deliver, Arc::new(Nothing))
-            .unwrap_err()
-            .to_string()
+        super::start(
+            config,
+            Arc::clone(&a.replication),
+            Arc::clone(&a.registers),
+            Arc::default(),
+            deliver,
+            Arc::new(Nothing),
+            Arc::new(Nothing),
+        )
+        .unwrap_err()
+        .to_string()
     };
     let free = "127.0.0.1:0".parse().unwrap();
     let taken = start("m", "b", a.address());

@@ -24,7 +24,7 @@ use super::want::Selection;
 use super::{Counters, LaneError, Replication};
 use crate::frame::lane::{self, Cover};
 use crate::ids::{BrokerId, LaneId, OpenMark, OpenNumber, PortId};
-use crate::interest::Behind;
+use crate::interest::{Behind, Draw, Interest};
 use crate::limits::{LANE_ALIASES_MAX, PULLED_PER_FRAME_MAX, QUESTIONS_MAX, SHARE_BLOCK_BYTES};
 
 /// A lane writer that finds only blocks that the far side has yields after this many.
@@ -69,6 +69,12 @@ impl Port {
     /// knows, and it gets everything, as at first.
     pub fn set_behind(&self, members: Option<Vec<BrokerId>>) {
         self.behind.set(members);
+    }
+
+    /// Whether and why a message of `topic` would go over the port.
+    #[must_use]
+    pub fn draw(&self, interest: &Interest, topic: &str) -> Draw {
+        self.behind.draw(interest, topic)
     }
 
     /// As a child: writes an OPEN into every lane. With the number that is open already, the marker is only repeated.

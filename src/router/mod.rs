@@ -44,6 +44,7 @@ use crate::replication::Replication;
 use crate::session::{Journal, OutboundLimits, Subscriber};
 use crate::shared::StampClock;
 use crate::shared::register::Registers;
+use crate::shared::trace::{Audience, Subscribed};
 
 /// Bounds of the sessions that this router makes.
 #[derive(Clone, Copy, Debug)]
@@ -173,5 +174,12 @@ impl Router {
     fn subscriptions_changed(&self, by: i64) {
         self.generation.fetch_add(1, Ordering::Release);
         self.metrics.subscriptions.change(by);
+    }
+}
+
+impl Subscribed for Router {
+    fn audience(&self, topic: &str) -> Audience {
+        // What a broker says below `$SYS` it says to its own clients, which is nobody else's business.
+        if is_system(topic) { Audience::default() } else { self.subscriptions.read().audience(topic) }
     }
 }

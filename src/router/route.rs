@@ -1,7 +1,7 @@
 //! Who gets a topic: worked out once from the trie, kept by each publisher until a subscription changes.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,6 +10,7 @@ use crate::codec::QoS;
 use crate::interest::Interest;
 use crate::pressure::Level;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
+use crate::shared::trace::Audience;
 use crate::topic::SubscriptionTrie;
 
 /// What one client's connection may remember: a topic costs its length and [`ROUTE_BYTES`], a receiver [`TARGET_BYTES`].
@@ -98,6 +99,25 @@ impl Subscriptions {
                 occupied.remove();
             }
         }
+    }
+
+    /// Whose subscriptions match `topic`, counted without a look at their sessions.
+    pub(super) fn audience(&self, topic: &str) -> Audience {
+        let mut groups: HashSet<(&str, &str), ahash::RandomState> = HashSet::default();
+        let mut audience = Audience::default();
+        self.trie.for_each_match(topic, |_, subscription| {
+            if !subscription.subscriber.may_receive(topic) {
+                return;
+            }
+            match &subscription.group {
+                None => audience.subscriptions += 1,
+                Some(group) => {
+                    audience.group_members += 1;
+                    groups.insert(group.name());
+                }
+            }
+        });
+        Audience { groups: groups.len() as u64, ..audience }
     }
 
     /// How many there are, and how many groups.

@@ -551,3 +551,23 @@ fn a_session_without_rules_that_is_resumed_voids_no_route() {
     bench.router.renew_access(&bob.subscriber, Some(access("topic a")));
     assert_ne!(generation(), before);
 }
+
+#[test]
+fn an_audience_is_who_may_receive_each_subscription_for_itself_and_each_group_once() {
+    let mut bench = Bench::new();
+    let (one, _) = bench.connect("one", true, HOUR, None);
+    let (other, _) = bench.connect("other", true, HOUR, None);
+    let (bob, _) = bench.connect("bob", true, HOUR, None);
+    for connection in [&one, &other, &bob] {
+        for filter in ["+/x", "$share/g/#", "$share/h/a/x", "$SYS/x"] {
+            bench.subscribe(connection, filter);
+        }
+    }
+    bench.subscribe(&one, "a/#");
+    bob.subscriber.set_access(Some(access("user bob\ntopic b/#")));
+    let audience = |subscriptions, groups, group_members| Audience { subscriptions, groups, group_members };
+    assert_eq!(bench.router.audience("a/x"), audience(3, 2, 4));
+    assert_eq!(bench.router.audience("b/x"), audience(3, 1, 3));
+    assert_eq!(bench.router.audience("c"), audience(0, 1, 2));
+    assert_eq!(bench.router.audience("$SYS/x"), audience(0, 0, 0), "what each broker says of itself");
+}

@@ -1,5 +1,6 @@
 //! What every broker knows of every other: versioned maps, merged by rules that need no agreement: broker records and, drawn
-//! from them, the topology document; [registers](register); retained messages; and the [`Post`], by which one speaks to one other. The tree never depends on anything here.
+//! from them, the topology document; [registers](register); retained messages; the [`Post`], by which one speaks to one other; and the document of a
+//! [trace]. The tree never depends on anything here.
 
 mod post;
 mod records;
@@ -7,6 +8,7 @@ pub mod register;
 pub mod retained;
 mod stamp;
 mod topology;
+pub mod trace;
 
 pub use post::{Carry, Mail, Post};
 pub use records::{

@@ -38,6 +38,7 @@ mod restart;
 mod retained;
 mod serve;
 mod sight;
+mod trace;
 mod tunnel;
 #[path = "../conformance/wire.rs"]
 #[expect(dead_code, reason = "see above")]

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::text::{clean, measures};
+use super::text::measures;
 use super::tree::Tree;
+use crate::cli::drawing::clean;
 use crate::shared::{LinkState, Topology, TopologyLink};
 
 /// The graph.

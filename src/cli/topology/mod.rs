@@ -5,34 +5,23 @@ mod svg;
 mod text;
 mod tree;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use super::ask::Where;
 use super::output::print;
-use crate::admin::token;
-use crate::config::ADMIN_PORT;
 use crate::shared::Topology;
 
 pub(super) use text::as_text;
-
-/// A broker answers at once or not at all.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// How to draw it
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// The admin interface of any one broker
-    #[arg(long, value_name = "URL", default_value_t = format!("http://127.0.0.1:{ADMIN_PORT}"))]
-    admin: String,
-    /// The broker's admin token, for an interface that is reached through a proxy
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    broker: Where,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -48,7 +37,7 @@ enum Format {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let topology = fetch(arguments)?;
+    let topology: Topology = arguments.broker.ask("/api/v1/topology", None::<&()>)?;
     print(&match arguments.format {
         Format::Text => text::as_text(&topology),
         Format::Json => serde_json::to_string_pretty(&topology)?,
@@ -56,26 +45,6 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Format::Svg => svg::as_svg(&topology),
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn fetch(arguments: &Arguments) -> anyhow::Result<Topology> {
-    let base = arguments.admin.trim_end_matches('/');
-    let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
-    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build().into();
-    let mut request = agent.get(format!("{base}/api/v1/topology"));
-    if let Some(path) = &arguments.token_file {
-        let token = token::read(path).with_context(|| format!("cannot read the admin token {}", path.display()))?;
-        request = request.header("Authorization", format!("Bearer {token}"));
-    }
-    let mut answer = request.call().with_context(|| {
-        format!("no broker answers at {base}; is one running there, with [admin] open? --admin URL names another")
-    })?;
-    if answer.status() != 200 {
-        let refusal: serde_json::Value = answer.body_mut().read_json().unwrap_or_default();
-        let why = refusal.get("error").and_then(|why| why.as_str()).unwrap_or("it does not say why");
-        anyhow::bail!("{base} answers {}: {why}", answer.status());
-    }
-    answer.body_mut().read_json().with_context(|| format!("{base} gives no topology; is it the admin interface of a broker?"))
 }
 
 #[cfg(test)]

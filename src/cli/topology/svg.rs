@@ -3,8 +3,9 @@
 
 use std::fmt::Write;
 
-use super::text::{clean, cut, headline, measures};
+use super::text::{headline, measures};
 use super::tree::Tree;
+use crate::cli::drawing::{clean, cut};
 use crate::shared::{LinkState, Topology, TopologyLink};
 
 /// Pixels.

@@ -49,13 +49,6 @@ impl<'a> Tree<'a> {
             nodes,
         }
     }
-
-    /// Whether no later broker hangs on the same one above.
-    pub(super) fn is_last_child(&self, place: usize) -> bool {
-        let above = |node: &Node<'_>| node.above.map(|(above, _)| above);
-        let own = self.nodes.get(place).and_then(above);
-        !self.nodes.iter().skip(place + 1).any(|node| above(node) == own)
-    }
 }
 
 fn other_end<'a>(link: &'a TopologyLink, name: &str) -> Option<&'a str> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
 
-use super::words::{Budget, Claim, Hearing, Words};
+use super::words::{Budget, Budgets, Claim, Hearing, Words};
 use super::{Driver, Entry};
 use crate::clock;
 use crate::frame::control::{ControlFrame, Seal};
@@ -34,13 +34,21 @@ const RECORD_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// The same for deltas of registers that are news, or parts of a copy that was asked for.
 const DELTAS_AT_ONCE: u32 = 8_192;
 const DELTA_CHECK_INTERVAL: Duration = Duration::from_micros(500);
+/// Probes of traces: each is answered, and followed over each link of the tree.
+const PROBES_AT_ONCE: u32 = 16;
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+/// Answers to them, of a whole mesh at once. Each is passed on to one neighbour.
+const ANSWERS_AT_ONCE: u32 = 4_096;
+const ANSWER_INTERVAL: Duration = Duration::from_millis(1);
 
 pub(super) fn words(now: Instant) -> Words {
-    Words::new(
-        Budget::new(CLAIMS_AT_ONCE, CLAIM_INTERVAL, now),
-        Budget::new(RECORDS_AT_ONCE, RECORD_CHECK_INTERVAL, now),
-        Budget::new(DELTAS_AT_ONCE, DELTA_CHECK_INTERVAL, now),
-    )
+    Words::new(Budgets {
+        claims: Budget::new(CLAIMS_AT_ONCE, CLAIM_INTERVAL, now),
+        records: Budget::new(RECORDS_AT_ONCE, RECORD_CHECK_INTERVAL, now),
+        deltas: Budget::new(DELTAS_AT_ONCE, DELTA_CHECK_INTERVAL, now),
+        probes: Budget::new(PROBES_AT_ONCE, PROBE_INTERVAL, now),
+        answers: Budget::new(ANSWERS_AT_ONCE, ANSWER_INTERVAL, now),
+    })
 }
 
 impl Driver {

@@ -11,6 +11,7 @@ pub(super) mod recorder;
 mod records;
 mod registers;
 mod sight;
+mod trace;
 mod tree;
 mod words;
 
@@ -41,14 +42,17 @@ use crate::mesh::{DeliverFactory, Place, Refusals, Status, Stop};
 use crate::replication::{Deliver, Replication};
 use crate::shared::register::Registers;
 use crate::shared::retained::RetainedCopies;
+use crate::shared::trace::Subscribed;
 use crate::shared::{BrokerRecord, LastChange, LinkRecord, Records, Topology};
 use crate::stp::{Input, Output, Role, Stp, StpConfig};
 use recorder::Recorder;
 use records::{change_now, own_record};
 use sight::{Sight, place_of};
+use trace::Traces;
 use words::{Claim, Words};
 
 pub(in crate::mesh) use registers::RegisterWord;
+pub(in crate::mesh) use trace::{OwnedProbe, TraceCall};
 pub(in crate::mesh) use words::WordError;
 
 /// A broker tells of its changes once a second on the long run.
@@ -120,6 +124,7 @@ pub(in crate::mesh) struct Settings {
     pub(in crate::mesh) office: Arc<PostOffice>,
     pub(in crate::mesh) deliver: DeliverFactory,
     pub(in crate::mesh) retained: Arc<dyn RetainedCopies>,
+    pub(in crate::mesh) subscribed: Arc<dyn Subscribed>,
     pub(in crate::mesh) links_max: usize,
     pub(in crate::mesh) tree: StpConfig,
     pub(in crate::mesh) recorder: Option<Recorder>,
@@ -181,6 +186,7 @@ pub(in crate::mesh) struct Driver {
     /// To the end of our own certificate.
     countdown: Countdown,
     neighbourhood: Neighbourhood,
+    traces: Traces,
     /// When neighbours are told of changes in it.
     tell_behind_at: Option<Instant>,
     /// When it is worked out anew by which links letters go.
@@ -204,6 +210,7 @@ pub(in crate::mesh) struct Inputs {
     pub(in crate::mesh) stop: watch::Receiver<Stop>,
     /// Notified when the credentials are others.
     pub(in crate::mesh) reloaded: Arc<Notify>,
+    calls: mpsc::Receiver<TraceCall>,
     probed: mpsc::Receiver<Probed>,
 }
 
@@ -211,6 +218,7 @@ impl Driver {
     pub(in crate::mesh) fn new(
         mut settings: Settings,
         proposals: mpsc::Receiver<Proposal>,
+        calls: mpsc::Receiver<TraceCall>,
         stop: watch::Receiver<Stop>,
     ) -> (Self, Inputs) {
         let (events, events_out) = mpsc::channel(EVENTS_MAX);
@@ -252,11 +260,12 @@ impl Driver {
             complaints: Complaints::default(),
             countdown,
             neighbourhood: Neighbourhood::new(own_id),
+            traces: Traces::new(clock::now()),
             tell_behind_at: None,
             ways_due: None,
             deliver,
         };
-        (driver, Inputs { events: events_out, proposals, stop, reloaded: Arc::default(), probed: probed_out })
+        (driver, Inputs { events: events_out, proposals, stop, reloaded: Arc::default(), calls, probed: probed_out })
     }
 
     pub(in crate::mesh) fn book(&self) -> Arc<Book> {
@@ -286,6 +295,7 @@ impl Driver {
                 Some(proposal) = inputs.proposals.recv() => self.judge(proposal),
                 Some(probed) = inputs.probed.recv() => self.judge_probed(probed),
                 _ = sweep.tick() => self.sweep(),
+                Some(call) = inputs.calls.recv() => self.trace_from_here(call),
                 Some(event) = inputs.events.recv() => self.event(event),
             }
             if self.fatal.is_some() {
@@ -343,6 +353,8 @@ impl Driver {
             Event::Record { port, wire, seal } => self.record(port, wire, &seal),
             Event::Register { port, word } => self.register(port, word),
             Event::Behind { port, members } => self.behind(port, members),
+            Event::Trace { port, probe } => self.trace(port, &probe),
+            Event::Traced { port, id, answer } => self.traced(port, id, answer),
             Event::Measured { port, measured } => self.measured(port, measured),
             Event::Down { port, error } => self.down(port, &error),
         }

@@ -79,6 +79,19 @@ pub(super) struct Words {
     pub(super) records: Budget,
     /// Deltas of registers likewise.
     pub(super) deltas: Budget,
+    /// Probes that are followed.
+    pub(super) probes: Budget,
+    /// Answers to probes that are passed on.
+    pub(super) answers: Budget,
+}
+
+/// What the words of one link may cost.
+pub(super) struct Budgets {
+    pub(super) claims: Budget,
+    pub(super) records: Budget,
+    pub(super) deltas: Budget,
+    pub(super) probes: Budget,
+    pub(super) answers: Budget,
 }
 
 /// A claim that is not proven yet, and the last BPDU that stands on it.
@@ -90,7 +103,8 @@ struct Waiting {
 }
 
 impl Words {
-    pub(super) fn new(claims: Budget, records: Budget, deltas: Budget) -> Self {
+    pub(super) fn new(budgets: Budgets) -> Self {
+        let Budgets { claims, records, deltas, probes, answers } = budgets;
         Self {
             seen: BTreeMap::new(),
             shown: Shown::default(),
@@ -101,6 +115,8 @@ impl Words {
             claims,
             records,
             deltas,
+            probes,
+            answers,
         }
     }
 
@@ -271,7 +287,8 @@ mod tests {
 
     fn words() -> Words {
         let budget = || Budget::new(1, Duration::from_secs(1), clock::now());
-        Words::new(budget(), budget(), budget())
+        let (claims, records, deltas, probes, answers) = (budget(), budget(), budget(), budget(), budget());
+        Words::new(Budgets { claims, records, deltas, probes, answers })
     }
 
     #[test]
