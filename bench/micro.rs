@@ -23,7 +23,7 @@ use mqtt_st_quic::frame::lane::{self, Entry, Messages};
 use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
 use mqtt_st_quic::metrics::Metrics;
 use mqtt_st_quic::replication::{Deliver, LaneReceiver, LocalBatch, MeshMessage, Port, Replication, ReplicationConfig};
-use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Ingress, RouteCache, Router, RouterLimits, Subscribe};
+use mqtt_st_quic::router::{Arrival, Batch, ConnectRequest, Connection, Ingress, RouteCache, Router, RouterLimits, Subscribe};
 use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, SessionExpiry, SubscriptionOptions, Writes};
 use mqtt_st_quic::stp::{Bpdu, Input, Stp, StpConfig};
 use mqtt_st_quic::topic::{self, SubscriptionTrie};
@@ -203,7 +203,7 @@ fn publish(criterion: &mut Criterion) {
             bencher.iter(|| {
                 let now = clock::now();
                 for _ in 0..BATCH {
-                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Link(None), now);
+                    router.publish(&mut batch, &mut routes, black_box(&message), Ingress::Link(Arrival::default()), now);
                 }
                 router.finish(&mut batch, now);
                 let written = |connection: &Connection| connection.subscriber.lock().outbox.take(&mut drained);
@@ -291,7 +291,16 @@ fn linked(lane: usize) -> (Arc<Replication>, Way) {
 }
 
 fn mesh_message(qos: QoS) -> MeshMessage<'static> {
-    MeshMessage { topic: TOPIC, payload: PAYLOAD, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None }
+    MeshMessage {
+        topic: TOPIC,
+        payload: PAYLOAD,
+        qos,
+        retain: false,
+        expiry_seconds: None,
+        properties: &[],
+        stamp: None,
+        picks: Default::default(),
+    }
 }
 
 fn replicate(criterion: &mut Criterion) {

@@ -26,6 +26,18 @@ impl BrokerId {
     }
 }
 
+/// A share group, wherever its members are: the first 64 bits of SHA-256 over share name and filter, which together name it (MQTT 5.0 section 4.8.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShareId(pub u64);
+
+impl ShareId {
+    /// The group of `$share/SHARE/FILTER`.
+    #[must_use]
+    pub fn derive(share: &str, filter: &str) -> Self {
+        Self(BrokerId::derive(share, filter).0)
+    }
+}
+
 impl fmt::Display for BrokerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)

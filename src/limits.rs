@@ -195,6 +195,10 @@ pub const LANE_ALIASES_MAX: u16 = 1_024;
 pub const SEQUENCE_MAX: u64 = u64::MAX / 2;
 /// So many blocks of our own, beyond those that we have given out, is a neighbour believed to have: what a disk may have forgotten, and more.
 pub const OWN_POSITIONS_FORESEEN_MAX: u64 = 1 << 40;
+/// Share groups of which one message in a lane says who gets it; for more of them it goes again.
+pub const PICKS_MAX: usize = 64;
+/// A message is picked anew for a share group so often at most, where nobody takes it.
+pub const PICK_ROUNDS_MAX: u8 = 7;
 /// Messages that one frame asks for.
 pub const PULLED_PER_FRAME_MAX: usize = 512;
 /// What is asked for is asked for again after this.

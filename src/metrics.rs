@@ -159,6 +159,12 @@ pub struct Metrics {
     pub dropped_expired: Counter,
     /// Messages that waited for a client which may no longer receive them.
     pub dropped_denied: Counter,
+    /// Messages of which a share group got none: nobody took them, here or at another broker.
+    pub dropped_unshared: Counter,
+    /// Times that a message of a share group was given to another broker's members.
+    pub shares_picked: Counter,
+    /// Times that a message that was given to this broker's members was given on, for none of them took it.
+    pub shares_repicked: Counter,
     /// Messages and wills of clients that may not publish to their topics.
     pub publishes_denied: Counter,
     /// Filters of clients that may receive nothing of what they match.
@@ -270,6 +276,7 @@ impl Metrics {
             dropped("too_large", &self.dropped_too_large),
             dropped("expired", &self.dropped_expired),
             dropped("not_allowed", &self.dropped_denied),
+            dropped("not_shared", &self.dropped_unshared),
             counter(
                 "publishes_denied",
                 "Messages and wills of clients that may not publish to their topics",
@@ -299,6 +306,8 @@ impl Metrics {
             counter("sessions_expired", "Sessions that ended because their expiry was over", &self.sessions_expired),
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
             gauge("shared_subscriptions", "Shared subscriptions of all sessions", &self.shared_subscriptions),
+            counter("shares_picked", "Messages of share groups that were given to members at another broker", &self.shares_picked),
+            counter("shares_repicked", "Messages of share groups that no member here took, given on", &self.shares_repicked),
             counter("acknowledgements_held", "Times that acknowledgements waited for the mesh", &self.acknowledgements_held),
         ]
     }

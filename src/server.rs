@@ -25,7 +25,7 @@ use crate::mesh::tls::{Credentials, TlsError};
 use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError};
-use crate::replication::{Counters, Deliver, MeshMessage, Replication, ReplicationConfig};
+use crate::replication::{Counters, Deliver, MeshMessage, Picks, Replication, ReplicationConfig};
 use crate::router::{self, Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::{self, Follow, Registers};
@@ -629,8 +629,8 @@ impl Deliver for Clocked {
         self.0.catch_up(message, clock::now());
     }
 
-    fn wants(&mut self, topic: &str) -> bool {
-        self.0.wants(topic)
+    fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
+        self.0.wants(topic, picks)
     }
 
     fn covered(&mut self, stream: OriginLane, cover: u64) {

@@ -5,9 +5,10 @@
 //! is encoded once, by its origin, and goes over every link as it is.
 //!
 //! A message is: by how much its sequence is above the one before; flags (QoS, retain, which fields follow, "same topic as the one
-//! before"); topic; expiry; stamp of a retained one; raw forwardable MQTT 5 properties; payload. A [`Stub`] stands for a message that nobody
+//! before"); of one with [`Picks`], flags of these and the QoS; topic; picks; expiry; stamp of a retained one; raw forwardable MQTT 5 properties; payload. A [`Stub`] stands for a message that nobody
 //! in that direction is known to want: its flags say so, and it ends with the topic. Who wants it all the same asks for it ([`LaneFrame::Pull`]).
 
+use super::picks::Picks;
 use super::{FrameError, Reader, put_block, put_frame, put_tree, put_varint};
 use crate::codec::QoS;
 use crate::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, Stamp};
@@ -35,6 +36,8 @@ const HAS_PROPERTIES: u8 = 1 << 4;
 const SAME_TOPIC: u8 = 1 << 5;
 const HAS_STAMP: u8 = 1 << 6;
 const STUB: u8 = 1 << 7;
+/// In place of a QoS, which stands in the next byte: there are picks.
+const PICKED: u8 = QOS_BITS;
 /// What a stub may say of itself besides.
 const STUB_FLAGS: u8 = QOS_BITS | SAME_TOPIC | STUB;
 
@@ -58,6 +61,8 @@ pub struct MeshMessage<'a> {
     pub properties: &'a [u8],
     /// Of a retained publish: which of two writes is the later one.
     pub stamp: Option<Stamp>,
+    /// Which broker gives it to a member of each share group.
+    pub picks: Picks<'a>,
 }
 
 /// What is left of a message where nobody is known to want it: its place in the origin-lane, and its topic, by which somebody may find that it
@@ -68,6 +73,8 @@ pub struct Stub<'a> {
     pub topic: &'a str,
     /// As published.
     pub qos: QoS,
+    /// As of the message: a broker that is picked wants it.
+    pub picks: Picks<'a>,
 }
 
 /// What a block has under one sequence.
@@ -95,6 +102,15 @@ impl<'a> Entry<'a> {
         match self {
             Self::Message(message) => message.qos,
             Self::Stub(stub) => stub.qos,
+        }
+    }
+
+    /// The message's picks.
+    #[must_use]
+    pub fn picks(&self) -> Picks<'a> {
+        match self {
+            Self::Message(message) => message.picks,
+            Self::Stub(stub) => stub.picks,
         }
     }
 }
@@ -441,16 +457,23 @@ pub fn put_messages_head(out: &mut Vec<u8>, block: &Block<'_>) {
 pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, same_topic: bool) {
     put_varint(out, delta);
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let is_picked = !message.picks.is_empty();
     out.push(
-        message.qos as u8
+        if is_picked { PICKED } else { message.qos as u8 }
             | flag(message.retain, RETAIN)
             | flag(message.expiry_seconds.is_some(), HAS_EXPIRY)
             | flag(!message.properties.is_empty(), HAS_PROPERTIES)
             | flag(same_topic, SAME_TOPIC)
             | flag(message.stamp.is_some(), HAS_STAMP),
     );
+    if is_picked {
+        out.push(message.picks.flags(message.qos));
+    }
     if !same_topic {
         put_block(out, message.topic.as_bytes());
+    }
+    if is_picked {
+        message.picks.put(out);
     }
     if let Some(seconds) = message.expiry_seconds {
         put_varint(out, u64::from(seconds));
@@ -468,9 +491,16 @@ pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, sam
 /// Appends a stub to a block's body; the rest as in [`put_message`].
 pub fn put_stub(out: &mut Vec<u8>, delta: u64, stub: &Stub<'_>, same_topic: bool) {
     put_varint(out, delta);
-    out.push(stub.qos as u8 | STUB | if same_topic { SAME_TOPIC } else { 0 });
+    let is_picked = !stub.picks.is_empty();
+    out.push(if is_picked { PICKED } else { stub.qos as u8 } | STUB | if same_topic { SAME_TOPIC } else { 0 });
+    if is_picked {
+        out.push(stub.picks.flags(stub.qos));
+    }
     if !same_topic {
         put_block(out, stub.topic.as_bytes());
+    }
+    if is_picked {
+        stub.picks.put(out);
     }
 }
 
@@ -505,7 +535,12 @@ impl<'a> Messages<'a> {
         if is_stub && flags & !STUB_FLAGS != 0 {
             return Err(bad_flags);
         }
-        let qos = QoS::try_from(flags & QOS_BITS).map_err(|_| bad_flags)?;
+        let is_picked = flags & QOS_BITS == PICKED;
+        let (qos, picks) = if is_picked {
+            Picks::read_flags(&mut self.reader)?
+        } else {
+            (QoS::try_from(flags & QOS_BITS).map_err(|_| bad_flags)?, Picks::NONE)
+        };
         if is_stub && qos == QoS::AtMostOnce {
             return Err(bad_flags);
         }
@@ -514,9 +549,10 @@ impl<'a> Messages<'a> {
             None if flags & SAME_TOPIC != 0 => return Err(bad_flags),
             _ => topic_name(&mut self.reader)?,
         };
+        let picks = if is_picked { picks.read(&mut self.reader)? } else { picks };
         if is_stub {
             self.previous = Some((sequence, topic));
-            return Ok((sequence, Entry::Stub(Stub { topic, qos })));
+            return Ok((sequence, Entry::Stub(Stub { topic, qos, picks })));
         }
         let expiry_seconds = match flags & HAS_EXPIRY {
             0 => None,
@@ -534,7 +570,7 @@ impl<'a> Messages<'a> {
         let payload = self.reader.block("payload")?;
         self.previous = Some((sequence, topic));
         let retain = flags & RETAIN != 0;
-        let message = MeshMessage { topic, payload, qos, retain, expiry_seconds, properties, stamp };
+        let message = MeshMessage { topic, payload, qos, retain, expiry_seconds, properties, stamp, picks };
         Ok((sequence, Entry::Message(message)))
     }
 }
@@ -574,7 +610,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ids::{RootClaim, TreeId};
+    use crate::frame::picks::{Pick, PickList};
+    use crate::ids::{RootClaim, ShareId, TreeId};
 
     const BODY_BYTES_MAX: usize = 70_000;
 
@@ -717,7 +754,8 @@ mod tests {
             (&[0, 0x80, 1, b't'], value("set of message flags", 0x80)),
             (&[0, 0x85, 1, b't'], value("set of message flags", 0x85)),
             (&[0, 0xc1, 1, b't'], value("set of message flags", 0xc1)),
-            (&[0, 3, 1, b't', 0], value("set of message flags", 3)),
+            (&[0, 3, 1, 1, b't', 0], value("count of picks", 0)),
+            (&[0, 0x83, 0, 1, b't'], value("set of message flags", 0x83)),
             (&[0, 0x21, 0], value("set of message flags", 0x21)),
             (&[0, 1, 0, 0], Err(FrameError::Text("topic"))),
             (&[0, 1, 1, b'#', 0], Err(FrameError::Text("topic"))),
@@ -741,6 +779,7 @@ mod tests {
                 expiry_seconds: None,
                 properties: &properties,
                 stamp: None,
+                picks: Picks::NONE,
             };
             let body = encoded(|out| put_message(out, 0, &message, false));
             assert_eq!(Messages::new(5, &body).try_fold(0, |count, message| message.map(|_| count + 1)), expected);
@@ -762,6 +801,7 @@ mod tests {
                 expiry_seconds: None,
                 properties: &[],
                 stamp: None,
+                picks: Picks::NONE,
             };
             let body = encoded(|out| put_message(out, 0, &message, false));
             assert_eq!(Messages::new(1, &body).all(|read| read.is_ok()), is_taken, "{levels}");
@@ -777,23 +817,33 @@ mod tests {
         fn messages_come_back(
             first: u32,
             messages in vec(
-                (1..1_000_u64, 0..3_usize, vec(any::<u8>(), 0..200), qos(), any::<bool>(), option::of(any::<u32>()), vec(any::<u8>(), 0..5), option::of(any::<(u64, u64)>())),
+                (
+                    (1..1_000_u64, 0..3_usize, vec(any::<u8>(), 0..200), qos(), any::<bool>()),
+                    (option::of(any::<u32>()), vec(any::<u8>(), 0..5), option::of(any::<(u64, u64)>())),
+                    (vec(any::<(u64, u64)>(), 0..4), any::<bool>(), 0..8_u8),
+                ),
                 1..20,
             ),
         ) {
             let topics = ["a", "a/b", "ümläut/\u{feff}"];
             let (mut body, mut expected, mut sequence, mut before) = (Vec::new(), Vec::new(), u64::from(first), None);
-            for (step, topic, payload, qos, retain, expiry_seconds, properties, stamp) in &messages {
+            let lists: Vec<_> = messages.iter().map(|(_, _, (picked, ..))| {
+                let mut list = PickList::default();
+                picked.iter().for_each(|(share, broker)| list.push(Pick { share: ShareId(*share), broker: BrokerId(*broker) }));
+                list
+            }).collect();
+            for (((step, topic, payload, qos, retain), (expiry_seconds, properties, stamp), (_, only, round)), list) in messages.iter().zip(&lists) {
+                let picks = list.pages(*only, *round).next().unwrap_or_default();
                 let delta = if before.is_none() { 0 } else { *step };
                 sequence += delta;
                 let (qos, retain, expiry_seconds) = (*qos, *retain, *expiry_seconds);
                 let stamp = stamp.map(|(time, writer)| Stamp { time, writer });
                 if payload.is_empty() && qos != QoS::AtMostOnce {
-                    let stub = Stub { topic: topics[*topic], qos };
+                    let stub = Stub { topic: topics[*topic], qos, picks };
                     put_stub(&mut body, delta, &stub, before == Some(topic));
                     expected.push(Ok((sequence, Entry::Stub(stub))));
                 } else {
-                    let message = MeshMessage { topic: topics[*topic], payload, qos, retain, expiry_seconds, properties, stamp };
+                    let message = MeshMessage { topic: topics[*topic], payload, qos, retain, expiry_seconds, properties, stamp, picks };
                     put_message(&mut body, delta, &message, before == Some(topic));
                     expected.push(Ok((sequence, Entry::Message(message))));
                 }

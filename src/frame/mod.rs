@@ -1,6 +1,6 @@
 //! The mesh's wire format: bytes to frames and back.
 //!
-//! It is not the protocol: who sends a frame when, and what it means, is said by `replication` ([`lane`]) and by `mesh` (the control
+//! It is not the protocol: who sends a frame when, and what it means, is said by `replication` ([`lane`]), by `router` ([`picks`]) and by `mesh` (the control
 //! stream, [`control`] and [`trace`]; bulk streams, [`bulk`]). Every frame is a type byte, a length and a body, so that a frame of a newer version is skipped by its length. Nothing is
 //! allocated by the say-so of a peer: every length is held against a bound and against the bytes that are there. Integers of a fixed
 //! width are big-endian; others are unsigned LEB128, and the shortest form is the only one.
@@ -14,6 +14,7 @@ use crate::ids::{BrokerId, Incarnation, RootClaim, TreeId};
 pub mod bulk;
 pub mod control;
 pub mod lane;
+pub mod picks;
 pub mod trace;
 
 /// Longest LEB128 form of a `u64`.

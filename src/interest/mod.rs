@@ -3,12 +3,13 @@
 //! Two questions are answered. Whether a member other than this broker wants a topic at all: what nobody wants does not enter the mesh
 //! ([`Interest::is_wanted_elsewhere`]). And whether somebody behind a tree port does: who is there gets the message, else a stub
 //! ([`Verdicts`]). A wrong answer to the second costs a pull or a few bytes, never a message, so who is behind a port ([`Behind`]) may be told
-//! late and needs no confirmation. Whatever is not known is taken as wanted: a member whose filters are not known wants everything, and so
+//! late and needs no confirmation. A third is asked for share groups: at which brokers they have members ([`Interest::shares`]). Whatever is not known is taken as wanted: a member whose filters are not known wants everything, and so
 //! does a port of which nothing is known.
 //!
 //! It is not: where the filters come from (they are told in registers, by `mesh`), nor what a local client wants (`router`).
 //!
-//! Invariant: [`Interest::generation`] grows with every change; what was worked out under another is void.
+//! Invariant: [`Interest::generation`] grows with every change; what was worked out under another is void. What share groups have no part in, by themselves or by who
+//! is reached, is void only if [`Interest::filters_generation`] has grown.
 //!
 //! Specification: `ARCHITECTURE.md`, "Interest".
 
@@ -16,9 +17,10 @@ mod behind;
 mod echoes;
 mod members;
 mod rules;
+mod shares;
 mod verdicts;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -27,13 +29,15 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 pub use behind::{Neighbourhood, Told};
 pub use echoes::{EchoWait, Echoes};
 pub use rules::{Mode, Rules};
+pub use shares::{Share, ShareBroker};
 pub use verdicts::{Behind, Draw, Verdicts};
 
-use crate::ids::BrokerId;
+use crate::ids::{BrokerId, ShareId};
 use crate::limits::BROKERS_MAX;
-use crate::shared::register::{Change, Follow, Key};
+use crate::shared::register::{Change, Follow, Key, ShareMembers, Value};
 use crate::topic::{self, SubscriptionTrie};
 use members::{MemberSet, Place};
+use shares::{Reach, ShareKey};
 
 /// A filter that wants everything.
 const EVERYTHING: &str = "#";
@@ -44,6 +48,7 @@ pub struct Interest {
     own: BrokerId,
     rules: Rules,
     generation: AtomicU64,
+    filters_generation: AtomicU64,
     known: RwLock<Known>,
     echoes: OnceLock<Arc<Echoes>>,
 }
@@ -53,6 +58,9 @@ pub struct Interest {
 struct Known {
     /// Under each filter the places of the members that have it.
     trie: SubscriptionTrie<Place, ()>,
+    /// The same of share groups.
+    shares: SubscriptionTrie<ShareKey, ShareMembers>,
+    reach: Reach,
     places: HashMap<BrokerId, Place, ahash::RandomState>,
     /// At their places; a place of nobody is used again.
     members: Vec<Option<Member>>,
@@ -64,12 +72,15 @@ struct Known {
 
 #[derive(Debug)]
 struct Member {
+    id: BrokerId,
     /// Its filters are all that it wants.
     is_known: bool,
     /// It said so: its filters were too many to be told.
     wants_all: bool,
-    /// How often it has each filter: plainly and in share groups.
-    filters: HashMap<Box<str>, u32, ahash::RandomState>,
+    /// Those of no share group.
+    filters: HashSet<Box<str>, ahash::RandomState>,
+    /// Its share groups with their filters.
+    shares: HashSet<(ShareId, Box<str>), ahash::RandomState>,
 }
 
 impl Member {
@@ -92,7 +103,14 @@ impl Interest {
     /// Nobody is known.
     #[must_use]
     pub fn new(own: BrokerId, rules: Rules) -> Self {
-        Self { own, rules, generation: AtomicU64::new(1), known: RwLock::default(), echoes: OnceLock::new() }
+        Self {
+            own,
+            rules,
+            generation: AtomicU64::new(1),
+            filters_generation: AtomicU64::new(1),
+            known: RwLock::default(),
+            echoes: OnceLock::new(),
+        }
     }
 
     /// Grows with every change.
@@ -101,7 +119,50 @@ impl Interest {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether another member wants `topic`. While none is known it is taken to be wanted: others may be there, and have not been met.
+    /// Grows where what others want has changed, apart from share groups.
+    #[must_use]
+    pub fn filters_generation(&self) -> u64 {
+        self.filters_generation.load(Ordering::Acquire)
+    }
+
+    /// This broker.
+    #[must_use]
+    pub fn own_id(&self) -> BrokerId {
+        self.own
+    }
+
+    /// The share groups that `topic` matches and that have members elsewhere.
+    #[must_use]
+    pub fn shares(&self, topic: &str) -> Vec<Share> {
+        let known = self.known.read();
+        if known.shares.is_empty() { Vec::new() } else { known.shares_of(topic) }
+    }
+
+    /// Whether share groups have members elsewhere.
+    #[must_use]
+    pub fn has_shares(&self) -> bool {
+        !self.known.read().shares.is_empty()
+    }
+
+    /// Whom messages reach from now on; `None`: nobody knows, and then it is everybody.
+    pub fn set_reachable(&self, members: Option<BTreeSet<BrokerId>>) {
+        let mut all = self.change();
+        if all.known.reach.members != members {
+            all.known.reach.members = members;
+            all.has_changed = true;
+        }
+    }
+
+    /// What the ways to other brokers cost.
+    pub fn set_costs(&self, costs: BTreeMap<BrokerId, u32>) {
+        let mut all = self.change();
+        if all.known.reach.costs != costs {
+            all.known.reach.costs = costs;
+            all.has_changed = true;
+        }
+    }
+
+    /// Whether another member wants `topic`, apart from share groups. While none is known it is taken to be wanted: others may be there, and have not been met.
     #[must_use]
     pub fn is_wanted_elsewhere(&self, topic: &str) -> bool {
         if self.rules.mode(topic) == Mode::Full {
@@ -129,7 +190,7 @@ impl Interest {
         if found().any(|member| !member.is_known) {
             return Draw::Unknown;
         }
-        let mut is_wanted = found().any(|member| member.wants_all || member.filters.contains_key(EVERYTHING));
+        let mut is_wanted = found().any(|member| member.wants_all || member.filters.contains(EVERYTHING));
         known.trie.for_each_match(topic, |place, ()| is_wanted |= places.contains(place));
         if is_wanted { Draw::Wanted } else { Draw::Nobody }
     }
@@ -149,7 +210,7 @@ impl Interest {
     /// To change what is known.
     #[must_use]
     pub fn change(&self) -> Changes<'_> {
-        Changes { interest: self, known: self.known.write(), has_changed: false }
+        Changes { interest: self, known: self.known.write(), has_changed: false, filters_have_changed: false }
     }
 
     /// Members that are known, and of how many of them the filters.
@@ -184,7 +245,7 @@ impl Interest {
         for member in members.iter().filter(|member| **member != self.own) {
             let place = *known.places.get(member)?;
             let found = known.member(place)?;
-            if found.wants_everything() || found.filters.contains_key(EVERYTHING) {
+            if found.wants_everything() || found.filters.contains(EVERYTHING) {
                 return None;
             }
             places.insert(place);
@@ -214,7 +275,7 @@ impl Known {
                 place
             }
         };
-        let new = || Member { is_known: false, wants_all: false, filters: HashMap::default() };
+        let new = || Member { id, is_known: false, wants_all: false, filters: HashSet::default(), shares: HashSet::default() };
         let member = self.members.get_mut(usize::from(place))?.get_or_insert_with(new);
         Some((place, member))
     }
@@ -243,6 +304,8 @@ pub struct Changes<'a> {
     interest: &'a Interest,
     known: RwLockWriteGuard<'a, Known>,
     has_changed: bool,
+    /// That it has is not only of share groups.
+    filters_have_changed: bool,
 }
 
 impl Changes<'_> {
@@ -253,35 +316,31 @@ impl Changes<'_> {
         }
         let is_new = self.known.state(member).is_none();
         self.drop_filters(member);
-        self.has_changed |= self.known.set(member, false, false) || is_new;
+        self.filters_have_changed |= self.known.set(member, false, false) || is_new;
     }
 
     /// From now on the filters that the member was given and is given are all that it wants.
     pub fn know(&mut self, member: BrokerId) {
         if let Some((_, wants_all)) = self.known.state(member) {
-            self.has_changed |= self.known.set(member, true, wants_all);
+            self.filters_have_changed |= self.known.set(member, true, wants_all);
         }
     }
 
     /// The member says that it wants everything, or no longer.
     pub fn want_all(&mut self, member: BrokerId, wants_all: bool) {
         if let Some((is_known, _)) = self.known.state(member) {
-            self.has_changed |= self.known.set(member, is_known, wants_all);
+            self.filters_have_changed |= self.known.set(member, is_known, wants_all);
         }
     }
 
-    /// The member has one more filter (`levels`, without a share name).
+    /// The member has one more filter, of no share group.
     pub fn insert(&mut self, member: BrokerId, levels: &str) {
         let Some(place) = self.known.places.get(&member).copied() else { return };
         let known = &mut *self.known;
         let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
-        match found.filters.get_mut(levels) {
-            Some(count) => *count += 1,
-            None => {
-                found.filters.insert(levels.into(), 1);
-                known.trie.insert(levels, place, ());
-                self.has_changed = true;
-            }
+        if found.filters.insert(levels.into()) {
+            known.trie.insert(levels, place, ());
+            self.filters_have_changed = true;
         }
     }
 
@@ -290,12 +349,28 @@ impl Changes<'_> {
         let Some(place) = self.known.places.get(&member).copied() else { return };
         let known = &mut *self.known;
         let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
-        let Some(count) = found.filters.get_mut(levels) else { return };
-        *count -= 1;
-        if *count == 0 {
-            found.filters.remove(levels);
+        if found.filters.remove(levels) {
             known.trie.remove(levels, &place);
-            self.has_changed = true;
+            self.filters_have_changed = true;
+        }
+    }
+
+    /// The member has so many members of a share group with this filter (`levels`); none: no longer any.
+    pub fn share(&mut self, member: BrokerId, share: &str, levels: &str, members: Option<ShareMembers>) {
+        let Some(place) = self.known.places.get(&member).copied() else { return };
+        let known = &mut *self.known;
+        let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
+        let key = (ShareId::derive(share, levels), place);
+        self.has_changed = true;
+        match members {
+            Some(members) => {
+                found.shares.insert((key.0, levels.into()));
+                known.shares.insert(levels, key, members);
+            }
+            None => {
+                found.shares.remove(&(key.0, Box::from(levels)));
+                known.shares.remove(levels, &key);
+            }
         }
     }
 
@@ -311,15 +386,19 @@ impl Changes<'_> {
         {
             *left = None;
         }
-        self.has_changed = true;
+        self.filters_have_changed = true;
     }
 
     fn drop_filters(&mut self, member: BrokerId) {
         let Some(place) = self.known.places.get(&member).copied() else { return };
         let known = &mut *self.known;
         let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
-        for levels in std::mem::take(&mut found.filters).keys() {
+        for levels in &std::mem::take(&mut found.filters) {
             known.trie.remove(levels, &place);
+        }
+        for (share, levels) in &std::mem::take(&mut found.shares) {
+            known.shares.remove(levels, &(*share, place));
+            self.has_changed = true;
         }
     }
 }
@@ -341,7 +420,16 @@ impl Follow for Interest {
                 Key::Filter(text) => {
                     // A filter that this broker cannot read matches nothing that it could be asked for.
                     let Ok(filter) = topic::parse_filter(text) else { continue };
-                    if value.is_some() { all.insert(member, filter.levels) } else { all.remove(member, filter.levels) }
+                    match (filter.share, value) {
+                        (Some(share), Some(Value::Members(members))) => all.share(member, share, filter.levels, Some(*members)),
+                        // It does not say how many.
+                        (Some(share), Some(_)) => {
+                            all.share(member, share, filter.levels, Some(ShareMembers { connected: 1, away: 0 }))
+                        }
+                        (Some(share), None) => all.share(member, share, filter.levels, None),
+                        (None, Some(_)) => all.insert(member, filter.levels),
+                        (None, None) => all.remove(member, filter.levels),
+                    }
                 }
                 Key::Echo(_) | Key::Unknown(..) => {}
             }
@@ -355,8 +443,11 @@ impl Follow for Interest {
 
 impl Drop for Changes<'_> {
     fn drop(&mut self) {
-        if self.has_changed {
-            // Under the lock: who sees the new generation works it out anew from what is new.
+        // Under the lock: who sees the new generation works it out anew from what is new.
+        if self.filters_have_changed {
+            self.interest.filters_generation.fetch_add(1, Ordering::AcqRel);
+        }
+        if self.has_changed || self.filters_have_changed {
             self.interest.generation.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -430,21 +521,55 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_counts_until_its_last_key_is_gone() {
+    fn a_share_group_wants_nothing_and_is_where_its_members_are() {
+        let interest = interest_of(&[A, B]);
+        let filters = interest.filters_generation();
+        let change = |member, connected, away| {
+            let members = (connected + away > 0).then_some(Value::Members(ShareMembers { connected, away }));
+            interest.changed(member, &[(Key::Filter("$share/group/a/+".into()), members)]);
+        };
+        change(A, 1, 2);
+        change(B, 3, 0);
+        change(B, 4, 0);
+        assert_eq!((interest.is_wanted_elsewhere("a/b"), interest.filters()), (false, 0));
+        assert!(interest.shares("a").is_empty() && interest.has_shares());
+        let found = || {
+            let shares = interest.shares("a/b");
+            let brokers = shares.into_iter().flat_map(|share| {
+                assert_eq!(share.id, ShareId::derive("group", "a/+"));
+                share.brokers
+            });
+            brokers.map(|broker| (broker.id, broker.members.connected, broker.members.away, broker.cost)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(), [(A, 1, 2, Some(u32::MAX)), (B, 4, 0, Some(u32::MAX))], "nothing is known of ways");
+        interest.set_reachable(Some([B].into()));
+        interest.set_costs([(A, 7), (B, 8)].into());
+        assert_eq!(found(), [(A, 1, 2, None), (B, 4, 0, Some(8))]);
+        assert_eq!(interest.filters_generation(), filters);
+        let generation = interest.generation();
+        interest.set_costs([(A, 7), (B, 8)].into());
+        interest.set_reachable(Some([B].into()));
+        assert_eq!(interest.generation(), generation);
+        change(B, 0, 0);
+        assert_eq!(found(), [(A, 1, 2, None)]);
+        interest.joined(A);
+        assert!(found().is_empty() && !interest.has_shares() && interest.filters_generation() > filters);
+    }
+
+    #[test]
+    fn a_filter_counts_until_it_is_gone() {
         let interest = interest_of(&[A, B]);
         let is_wanted = || interest.is_wanted_elsewhere("a/b");
         let change = |member, filter: &str, is_there: bool| {
             interest.changed(member, &[(Key::Filter(filter.into()), is_there.then_some(Value::Present))]);
         };
         change(A, "a/+", true);
-        change(A, "$share/group/a/+", true);
         change(B, "a/b", true);
         change(BrokerId(7), "a/b", true);
         assert_eq!((is_wanted(), interest.filters()), (true, 2));
         change(B, "a/b", false);
-        change(A, "a/+", false);
         assert_eq!((is_wanted(), interest.filters()), (true, 1));
-        change(A, "$share/group/a/+", false);
+        change(A, "a/+", false);
         change(A, "a/+", false);
         assert_eq!((is_wanted(), interest.filters()), (false, 0));
         change(A, "x", true);

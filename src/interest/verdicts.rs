@@ -53,10 +53,12 @@ impl Behind {
 /// One lane's memory of what is wanted behind its port. Empty, it owns no memory.
 #[derive(Debug, Default)]
 pub struct Verdicts {
-    /// Under which it holds: the interest's generation, the port's version.
+    /// Under which it holds: the generation of the interest's filters, the port's version.
     under: (u64, u64),
     /// Who is there; `None`: everything is wanted.
     members: Option<MemberSet>,
+    /// The same, by name.
+    behind: Option<Arc<Vec<BrokerId>>>,
     topics: HashMap<Box<str>, bool, ahash::RandomState>,
     bytes: usize,
 }
@@ -65,13 +67,20 @@ impl Verdicts {
     /// Whether everything is wanted, of whatever topic. To be asked before [`wants`](Self::wants), once a block or so: it drops what has become void.
     pub fn want_everything(&mut self, interest: &Interest, behind: &Behind) -> bool {
         // Read before what they speak of: a change meanwhile is found the next time.
-        let under = (interest.generation(), behind.version.load(Ordering::Acquire));
+        let under = (interest.filters_generation(), behind.version.load(Ordering::Acquire));
         if self.under != under {
             self.under = under;
-            self.members = behind.members.load().as_ref().and_then(|members| interest.places(members));
+            self.behind = behind.members.load_full();
+            self.members = self.behind.as_ref().and_then(|members| interest.places(members));
             self.clear();
         }
         self.members.is_none()
+    }
+
+    /// Whether `broker` is behind the port, as far as is known.
+    #[must_use]
+    pub fn has(&self, broker: BrokerId) -> bool {
+        self.behind.as_ref().is_none_or(|behind| behind.contains(&broker))
     }
 
     /// Whether somebody behind the port wants `topic`.

@@ -215,6 +215,7 @@ impl Broker {
                 expiry_seconds: None,
                 properties: &[],
                 stamp: None,
+                picks: Default::default(),
             },
         );
         self.replication.publish(&mut batch, &mut Writes::default(), clock::now());
@@ -760,6 +761,7 @@ async fn control_round_trips(count: usize) -> (Vec<Duration>, u64) {
                         expiry_seconds: None,
                         properties: &[],
                         stamp: None,
+                        picks: Default::default(),
                     };
                     batch.push(&publisher, &message);
                 }
@@ -843,7 +845,16 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
         let (payload, qos) = (&payload[..], QoS::AtLeastOnce);
         batch.push(
             &replication,
-            &MeshMessage { topic: &topic, payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None },
+            &MeshMessage {
+                topic: &topic,
+                payload,
+                qos,
+                retain: false,
+                expiry_seconds: None,
+                properties: &[],
+                stamp: None,
+                picks: Default::default(),
+            },
         );
         replication.publish(&mut batch, &mut Writes::default(), clock::now());
     }

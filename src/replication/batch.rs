@@ -73,8 +73,9 @@ impl Builder {
         let start = self.body.len();
         put_message(&mut self.body, u64::from(self.count > 0), message, same_topic);
         if !same_topic {
-            // Step, flags, the topic's length, the topic.
-            let begin = start + 2 + crate::frame::varint_len(message.topic.len() as u64);
+            // Step, flags, those of picks, the topic's length, the topic.
+            let flags_bytes = if message.picks.is_empty() { 1 } else { 2 };
+            let begin = start + 1 + flags_bytes + crate::frame::varint_len(message.topic.len() as u64);
             self.topic = begin..begin + message.topic.len();
         }
         self.count += 1;

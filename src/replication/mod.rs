@@ -60,6 +60,7 @@ pub use port::{LaneBatch, Port, PortLane};
 pub use receiver::{LaneEvent, LaneReceiver};
 
 pub use crate::frame::lane::MeshMessage;
+pub use crate::frame::picks::{Pick, PickList, Picks};
 
 use crate::codec::{DecodeError, QoS};
 use crate::frame::FrameError;
@@ -125,9 +126,9 @@ pub trait Deliver {
     fn catch_up(&mut self, message: &MeshMessage<'_>) {
         self.deliver(message);
     }
-    /// Whether a message of this topic would be for somebody here: then it is asked for, if it has not come. Called likewise.
-    fn wants(&mut self, topic: &str) -> bool {
-        let _ = topic;
+    /// Whether a message of this topic, with these picks, would be for somebody here: then it is asked for, if it has not come. Called likewise.
+    fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
+        let _ = (topic, picks);
         true
     }
     /// Of `stream` everything up to `cover` has been delivered that is to be. Called once for many messages, before [`flush`](Self::flush), and only where the

@@ -110,7 +110,7 @@ impl Held {
                 let entries = Messages::new(block.first, body).flatten();
                 for (sequence, entry) in entries.filter(|(sequence, _)| self.missing.contains(sequence)) {
                     looked_at += 1;
-                    if !deliver.wants(entry.topic()) {
+                    if !deliver.wants(entry.topic(), entry.picks()) {
                         unwanted.push(sequence);
                     }
                 }

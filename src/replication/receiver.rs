@@ -281,7 +281,8 @@ impl LaneReceiver {
         let owed_from = cover.max(stream.dealt_with());
         if has_stubs && !is_from_before {
             let new_entries = Messages::new(first, body).flatten().filter(|(sequence, _)| *sequence > owed_from);
-            let wanted = new_entries.filter(|(_, entry)| matches!(entry, Entry::Stub(stub) if deliver.wants(stub.topic)));
+            let wanted =
+                new_entries.filter(|(_, entry)| matches!(entry, Entry::Stub(stub) if deliver.wants(stub.topic, stub.picks)));
             missing.extend(wanted.map(|(sequence, _)| sequence));
         }
         let is_held = !is_from_before && (!missing.is_empty() || stream.is_holding());

@@ -38,7 +38,7 @@ impl Deliver for Inbox {
         self.covered.push((stream, cover));
     }
 
-    fn wants(&mut self, _: &str) -> bool {
+    fn wants(&mut self, _: &str, _: Picks<'_>) -> bool {
         !self.is_unwilling
     }
 
@@ -88,7 +88,16 @@ impl Broker {
 
     fn publish(&mut self, payload: &str, qos: QoS, expiry_seconds: Option<u32>, now: Instant) {
         let payload = payload.as_bytes();
-        let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds, properties: &[], stamp: None };
+        let message = MeshMessage {
+            topic: "t",
+            payload,
+            qos,
+            retain: false,
+            expiry_seconds,
+            properties: &[],
+            stamp: None,
+            picks: Default::default(),
+        };
         self.batch.push(&self.replication, &message);
         self.replication.publish(&mut self.batch, &mut Writes::default(), now);
     }
@@ -588,6 +597,7 @@ fn a_large_message_has_a_block_of_its_own_and_travels_in_pieces() {
         expiry_seconds: None,
         properties: &[],
         stamp: None,
+        picks: Default::default(),
     };
     let Broker { batch, replication, .. } = &mut pair.child;
     (0..300).for_each(|_| batch.push(replication, &small));
@@ -729,7 +739,16 @@ fn what_is_left_of_an_earlier_life_is_dropped_at_qos_0_and_owed_else() {
         let payload = format!("{log}-{first}");
         let (mut body, mut bytes) = (Vec::new(), Vec::new());
         let payload = payload.as_bytes();
-        let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
+        let message = MeshMessage {
+            topic: "t",
+            payload,
+            qos,
+            retain: false,
+            expiry_seconds: None,
+            properties: &[],
+            stamp: None,
+            picks: Default::default(),
+        };
         lane::put_message(&mut body, 0, &message, false);
         lane::put_origin(&mut bytes, 0, BrokerId(5), LogId(log));
         lane::put_messages_head(&mut bytes, &Block { alias: 0, prev: first - 1, hops: 1, age_ms: 0, first, body: &body });
@@ -764,8 +783,16 @@ fn of_a_block_only_what_is_new_is_taken() {
             let payload = n.to_string();
             let payload = payload.as_bytes();
             let qos = QoS::AtLeastOnce;
-            let message =
-                MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
+            let message = MeshMessage {
+                topic: "t",
+                payload,
+                qos,
+                retain: false,
+                expiry_seconds: None,
+                properties: &[],
+                stamp: None,
+                picks: Default::default(),
+            };
             lane::put_message(&mut body, u64::from(n > first), &message, n > first);
         }
         lane::put_origin(&mut bytes, 0, BrokerId(5), LogId(5));

@@ -1,5 +1,6 @@
 //! What of a block goes over a port: all of it as it came, or stubs in place of what nobody behind the port wants. Of QoS 0, ids of which have
-//! holes, nothing instead of stubs. What is retained always goes: a subscription that comes later wants it.
+//! holes, nothing instead of stubs. What is retained always goes: a subscription that comes later wants it. Share groups want nothing by their filters: what was picked for a
+//! broker behind the port is wanted there.
 
 use bytes::Bytes;
 
@@ -35,8 +36,10 @@ impl Selection {
                 topic = entry.topic();
                 is_wanted = self.verdicts.wants(interest, topic);
             }
-            // A stub is what there is.
-            self.whole.push(is_wanted || !matches!(entry, Entry::Message(message) if !message.retain));
+            let picks = entry.picks();
+            let is_wanted = (is_wanted && !picks.only) || picks.iter().any(|pick| self.verdicts.has(pick.broker));
+            // A stub is what there is. What is for picks alone is retained by none.
+            self.whole.push(is_wanted || !matches!(entry, Entry::Message(message) if !message.retain || picks.only));
         }
         if self.whole.iter().all(|whole| *whole) { None } else { Some(self.shortened(first, body, counters)) }
     }
@@ -56,7 +59,12 @@ impl Selection {
                 Entry::Message(message) if *whole => lane::put_message(&mut out, delta, &message, same_topic),
                 _ => {
                     counters.stubs_sent.add(1);
-                    lane::put_stub(&mut out, delta, &Stub { topic: entry.topic(), qos: entry.qos() }, same_topic);
+                    lane::put_stub(
+                        &mut out,
+                        delta,
+                        &Stub { topic: entry.topic(), qos: entry.qos(), picks: entry.picks() },
+                        same_topic,
+                    );
                 }
             }
         }

@@ -153,7 +153,9 @@ impl Router {
                 if resumed {
                     state.rivalry = rivalry;
                     self.renew_access(&old, access.clone());
+                    let was_connected = state.connected.is_some();
                     let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
+                    self.tell_presence(&state, was_connected);
                     state.address = address;
                     drop(state);
                     Connection { subscriber: old, epoch, wait }
@@ -225,6 +227,7 @@ impl Router {
             return;
         }
         state.disconnect(expiry, now);
+        self.tell_presence(&state, true);
         let expiry = state.expiry;
         let gone = state.will.as_ref().and_then(|_| state.will_gone());
         if farewell == Farewell::Normal && state.will.take().is_some() {
@@ -398,7 +401,9 @@ impl Router {
 
     /// Takes the session's subscriptions out of the trie. The state's lock is released before the trie's is taken.
     fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>, writes: &mut Writes) {
+        let was_connected = state.connected.is_some();
         let ended = subscriber.end(&mut state, writes);
+        ended.subscriptions.keys().for_each(|text| self.tell_filter_of(was_connected, text, false));
         drop(state);
         if ended.subscriptions.is_empty() {
             return;
@@ -410,9 +415,6 @@ impl Router {
             let Ok(filter) = topic::parse_filter(text) else { continue };
             let was_there = i64::from(subscriptions.remove(filter.levels, filter.share, subscriber.id));
             removed += was_there;
-            if let (1.., Some(registers)) = (was_there, self.registers()) {
-                registers.own().remove_filter(text);
-            }
             shared += was_there * i64::from(filter.share.is_some());
         }
         drop(subscriptions);

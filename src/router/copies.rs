@@ -106,6 +106,7 @@ fn on_the_wire<'a>(stamp: Stamp, written: &'a Written<Arc<StoredMessage>>, now: 
         expiry_seconds: None,
         properties: &[],
         stamp: Some(stamp),
+        picks: Default::default(),
     };
     match written {
         Written::Deleted(topic, _) => deleted(topic),
@@ -118,6 +119,7 @@ fn on_the_wire<'a>(stamp: Stamp, written: &'a Written<Arc<StoredMessage>>, now: 
             expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
             properties: &message.properties,
             stamp: Some(stamp),
+            picks: Default::default(),
         },
     }
 }

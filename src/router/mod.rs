@@ -9,6 +9,8 @@
 mod connect;
 mod copies;
 mod deadlines;
+mod picks;
+mod presence;
 mod publish;
 mod restore;
 mod retained;
@@ -28,7 +30,7 @@ use dashmap::DashMap;
 use parking_lot::RwLock;
 
 pub use connect::{ConnectRequest, Connection, Farewell, TooManySessions};
-pub use publish::{Batch, Ingress, LinkDelivery, Routed};
+pub use publish::{Arrival, Batch, Ingress, LinkDelivery, Routed};
 pub use retained::{MeshCounts, RetainedFull, RetainedStore, Unbelievable};
 pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};

@@ -6,14 +6,15 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Router;
+use super::picks::Offer;
 use super::retained::Writer;
-use super::route::{Route, RouteCache, Target};
-use super::share::{Chooser, SharedTargets};
+use super::route::{Elsewhere, Route, RouteCache, Target};
+use super::share::{Chooser, EVERYBODY, SharedTargets, WHO_IS_HERE};
 use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::ids::{OriginLane, Stamp};
 use crate::pressure::Level;
-use crate::replication::{LocalBatch, MeshMessage, Replication};
+use crate::replication::{LocalBatch, MeshMessage, PickList, Picks, Replication};
 use crate::session::{Delivery, Message, Outcome, Pumped, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
@@ -23,12 +24,21 @@ pub enum Ingress<'a> {
     Session(&'a Subscriber),
     /// This broker itself, for a client that is gone: its will.
     Will(&'a Subscriber),
-    /// A link of the mesh; it is not sent back there. If it is retained, when it was published.
-    Link(Option<Stamp>),
-    /// The same, for a message that was published while this broker was down: only sessions that it had then get it.
-    LinkAfterAbsence(Option<Stamp>),
+    /// A link of the mesh; it is not sent back there.
+    Link(Arrival<'a>),
+    /// The same, for a message that was published while this broker was down: only sessions that it had then get it, and share groups for which it was picked.
+    LinkAfterAbsence(Arrival<'a>),
     /// This broker itself, to its own clients: what is below `$SYS`.
     System,
+}
+
+/// What a link brings with a message.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrival<'a> {
+    /// If it is retained, when it was published.
+    pub stamp: Option<Stamp>,
+    /// Which broker gives it to which share group.
+    pub picks: Picks<'a>,
 }
 
 /// What became of a publish.
@@ -66,6 +76,8 @@ pub struct Batch {
     writes: Writes,
     owners: Vec<Waker>,
     mesh: LocalBatch,
+    /// Of the present message: which other brokers give it to a share group.
+    pub(super) picks: PickList,
     counts: Counts,
 }
 
@@ -165,13 +177,15 @@ impl Router {
             self.metrics.publishes_denied.add(1);
             return Routed::NotAllowed;
         }
+        let arrival = if let Ingress::Link(arrival) | Ingress::LinkAfterAbsence(arrival) = ingress { Some(arrival) } else { None };
+        let picks = arrival.map_or(Picks::NONE, |arrival| arrival.picks);
         batch.variants.begin();
+        batch.picks.clear();
         let memory = self.pressure.level();
         batch.variants.memory = memory;
         let mut stamp = None;
-        if message.retain {
-            let own = if let Ingress::Link(own) | Ingress::LinkAfterAbsence(own) = ingress { own } else { None };
-            match self.retained_for(message.topic).stamp(own, now) {
+        if message.retain && !picks.only {
+            match self.retained_for(message.topic).stamp(arrival.and_then(|arrival| arrival.stamp), now) {
                 // A client's message that cannot be retained is refused as a whole; one that comes over a link was acknowledged elsewhere.
                 Ok(given) if !self.retain(batch, message, writer, given, now) => {
                     self.metrics.dropped_retained_full.add(1);
@@ -194,7 +208,7 @@ impl Router {
         // None gets it who was not there when it was published; of QoS 0 is none to whom it is owed.
         let is_late = matches!(ingress, Ingress::LinkAfterAbsence(_));
         let is_owed = |target: &Target| target.qos != QoS::AtMostOnce && self.is_restored(target.subscriber.id);
-        for target in &route.targets {
+        for target in route.targets.iter().filter(|_| !picks.only) {
             if target.no_local && publisher.is_some_and(|publisher| publisher.id == target.subscriber.id) {
                 continue;
             }
@@ -204,25 +218,35 @@ impl Router {
             let outcome = batch.deliver(target, message, now, true);
             batch.counts.add(outcome, message.payload.len());
         }
-        for group in route.shared.iter().filter(|group| !is_late || group.members.iter().any(is_owed)) {
-            batch.deliver_to_one(group, message, now);
+        let offer = Offer { route: &route, message, publisher, now };
+        let is_ours = matches!(ingress, Ingress::Session(_) | Ingress::Will(_));
+        let Some(mesh) = self.mesh().filter(|_| is_ours || !picks.is_empty()) else {
+            // What comes over a link is for the groups that were picked for this broker, and for no others.
+            if arrival.is_none() {
+                route.shared.iter().for_each(|group| batch.deliver_to_one(group, message, now));
+            }
+            return if route.is_empty() { Routed::Unmatched } else { Routed::Done };
+        };
+        if !is_ours {
+            self.share_picked(batch, &offer, picks, mesh);
+            batch.to_picks(mesh, message, picks.round + 1, now);
+            return Routed::Done;
+        }
+        let elsewhere = route.elsewhere(message.topic, mesh.interest());
+        if elsewhere.has_shares {
+            self.share_out(batch, &offer, mesh);
+        } else {
+            route.shared.iter().for_each(|group| batch.deliver_to_one(group, message, now));
         }
         // Who subscribes later wants what is retained; of the rest, what nobody wants does not leave this broker.
-        let mesh = self.mesh().filter(|_| matches!(ingress, Ingress::Session(_) | Ingress::Will(_)));
-        let mesh = mesh.filter(|mesh| message.retain || route.is_wanted_elsewhere(message.topic, mesh.interest()));
-        if let Some(mesh) = mesh {
-            let message = MeshMessage {
-                topic: message.topic,
-                payload: message.payload,
-                qos: message.qos,
-                retain: message.retain,
-                expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
-                properties: message.properties,
-                stamp,
-            };
-            batch.mesh.push(mesh, &message);
+        if message.retain || elsewhere.is_wanted {
+            batch.mesh.push(mesh, &mesh_message(message, stamp, batch.picks.pages(false, 0).next().unwrap_or_default(), now));
+            batch.picks.drop_page();
+        } else if route.is_empty() && batch.picks.is_empty() {
+            return Routed::Unmatched;
         }
-        if route.is_empty() && mesh.is_none() { Routed::Unmatched } else { Routed::Done }
+        batch.to_picks(mesh, message, 0, now);
+        Routed::Done
     }
 
     fn route(&self, routes: &mut RouteCache, topic: &str, publisher: Option<&Subscriber>) -> Arc<Route> {
@@ -256,7 +280,8 @@ impl Router {
             QoS::ExactlyOnce if is_durable => true,
             QoS::AtLeastOnce | QoS::ExactlyOnce => {
                 let route = self.route(routes, topic, Some(publisher));
-                let is_logged = |mesh: &Arc<Replication>| mesh.is_durable() && route.is_wanted_elsewhere(topic, mesh.interest());
+                let is_logged =
+                    |mesh: &Arc<Replication>| mesh.is_durable() && route.elsewhere(topic, mesh.interest()) != Elsewhere::default();
                 retain || route.would_write() || self.mesh().is_some_and(is_logged)
             }
         };
@@ -321,6 +346,20 @@ impl Router {
     }
 }
 
+/// As the mesh carries it.
+fn mesh_message<'a>(message: &Message<'a>, stamp: Option<Stamp>, picks: Picks<'a>, now: Instant) -> MeshMessage<'a> {
+    MeshMessage {
+        topic: message.topic,
+        payload: message.payload,
+        qos: message.qos,
+        retain: message.retain,
+        expiry_seconds: message.expires_at.map(|at| remaining_seconds(at, now)),
+        properties: message.properties,
+        stamp,
+        picks,
+    }
+}
+
 /// Who retains something; none if there are no rules about what it may say.
 fn writer_of(publisher: &Subscriber) -> Option<Writer> {
     let access = publisher.access().filter(|access| access.has_rules())?;
@@ -329,22 +368,43 @@ fn writer_of(publisher: &Subscriber) -> Option<Writer> {
 
 impl Batch {
     /// A message goes to one member of a group: in turn to one that is connected and has room, then to one that keeps its session.
-    fn deliver_to_one(&mut self, group: &SharedTargets, message: &Message<'_>, now: Instant) {
+    pub(super) fn deliver_to_one(&mut self, group: &SharedTargets, message: &Message<'_>, now: Instant) {
         let turn = group.next_turn();
+        let is_here = self.offer(group, turn, message, now, WHO_IS_HERE);
+        if let Err(outcome) = is_here.or_else(|_| self.offer(group, turn, message, now, EVERYBODY)) {
+            self.counts.add(outcome, message.payload.len());
+        }
+    }
+
+    /// Offers a message to the members of a group, beginning with the one whose `turn` it is, until one takes it. If none does: what became of it at the last that
+    /// might have.
+    pub(super) fn offer(
+        &mut self,
+        group: &SharedTargets,
+        turn: usize,
+        message: &Message<'_>,
+        now: Instant,
+        even_if_away: bool,
+    ) -> Result<(), Outcome> {
         let mut last = Outcome::Away;
-        for even_if_away in [false, true] {
-            for member in group.rotation(turn) {
-                let outcome = self.deliver(member, message, now, even_if_away);
-                if matches!(outcome, Outcome::Sent | Outcome::Staged | Outcome::Queued | Outcome::QueuedInstead(_)) {
-                    self.counts.add(outcome, message.payload.len());
-                    return;
-                }
-                if outcome != Outcome::Away {
-                    last = outcome;
-                }
+        for member in group.rotation(turn) {
+            let outcome = self.deliver(member, message, now, even_if_away);
+            if matches!(outcome, Outcome::Sent | Outcome::Staged | Outcome::Queued | Outcome::QueuedInstead(_)) {
+                self.counts.add(outcome, message.payload.len());
+                return Ok(());
+            }
+            if outcome != Outcome::Away {
+                last = outcome;
             }
         }
-        self.counts.add(last, message.payload.len());
+        Err(last)
+    }
+
+    /// Puts the message into the mesh once more for those that are picked and do not get it otherwise.
+    fn to_picks(&mut self, mesh: &Replication, message: &Message<'_>, round: u8, now: Instant) {
+        for picks in self.picks.pages(true, round) {
+            self.mesh.push(mesh, &mesh_message(message, None, picks, now));
+        }
     }
 
     /// One copy to one receiver; `Away` if it is not connected and `even_if_away` is not said, or nothing is kept for it.
@@ -382,12 +442,12 @@ impl LinkDelivery {
 
     /// Hands one message to the local subscribers. What a peer says below `$SYS` is not of this broker.
     pub fn deliver(&mut self, message: &MeshMessage<'_>, now: Instant) {
-        self.publish(message, Ingress::Link(message.stamp), now);
+        self.publish(message, Ingress::Link(Arrival { stamp: message.stamp, picks: message.picks }), now);
     }
 
     /// Hands one message that was published while this broker was down to those to whom it is owed.
     pub fn catch_up(&mut self, message: &MeshMessage<'_>, now: Instant) {
-        self.publish(message, Ingress::LinkAfterAbsence(message.stamp), now);
+        self.publish(message, Ingress::LinkAfterAbsence(Arrival { stamp: message.stamp, picks: message.picks }), now);
     }
 
     /// What was handed on so far is all of `stream` up to `cover`.
@@ -412,9 +472,13 @@ impl LinkDelivery {
         self.router.publish(&mut self.batch, &mut self.routes, &message, ingress, now);
     }
 
-    /// Whether a message of this topic would be for somebody here.
-    pub fn wants(&mut self, topic: &str) -> bool {
-        !is_system(topic) && !self.router.route(&mut self.routes, topic, None).is_empty()
+    /// Whether a message of this topic, with these picks, would be for somebody here, or this broker has to find who takes it.
+    pub fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
+        if is_system(topic) {
+            return false;
+        }
+        let is_picked = || self.router.mesh().is_some_and(|mesh| picks.name(mesh.interest().own_id()));
+        is_picked() || (!picks.only && !self.router.route(&mut self.routes, topic, None).targets.is_empty())
     }
 
     /// Ends the batch.

@@ -40,10 +40,13 @@ impl Router {
         let Some(journal) = &self.journal else { return };
         let left_at = restored.head.left_at.unwrap_or(now);
         let subscriber = Arc::new(restored.into_subscriber(self.limits.outbound, journal));
-        let state = subscriber.lock();
+        let mut state = subscriber.lock();
         let expiry = state.expiry;
         let delay = state.will.as_ref().map(|will| will.delay);
         let filters: Vec<_> = state.subscriptions.iter().map(|(text, options)| (text.clone(), options.clone())).collect();
+        for (text, _) in filters.iter().filter(|(text, _)| topic::parse_filter(text).is_ok()) {
+            self.tell_filter(&mut state, text, true);
+        }
         drop(state);
         let mut subscriptions = self.subscriptions.write();
         let mut added = 0;
@@ -51,9 +54,6 @@ impl Router {
             // They were checked when they were subscribed; a later version of this program may be stricter.
             let Ok(filter) = topic::parse_filter(&text) else { continue };
             subscriptions.insert(filter.levels, filter.share, &subscriber, options);
-            if let Some(registers) = self.registers() {
-                registers.own().add_filter(&text);
-            }
             added += 1;
         }
         drop(subscriptions);

@@ -5,9 +5,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use arc_swap::ArcSwapOption;
+
 use super::share::{Chooser, SharedTargets};
 use crate::codec::QoS;
-use crate::interest::Interest;
+use crate::ids::ShareId;
+use crate::interest::{Interest, Share};
 use crate::pressure::Level;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
 use crate::shared::trace::Audience;
@@ -18,7 +21,7 @@ const CACHE_BYTES_CLIENT: usize = 512 * 1024;
 /// What one lane reader of a link may remember: it meets the topics of the whole mesh.
 const CACHE_BYTES_LINK: usize = 16 * 1024 * 1024;
 /// See [`CACHE_BYTES_CLIENT`].
-const ROUTE_BYTES: usize = 192;
+const ROUTE_BYTES: usize = 200;
 /// See [`CACHE_BYTES_CLIENT`].
 const TARGET_BYTES: usize = size_of::<Target>();
 
@@ -41,6 +44,7 @@ struct Subscription {
 /// See [`Subscription::group`]. Named by share and filter.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
+    pub(super) id: ShareId,
     pub(super) share: Arc<str>,
     pub(super) filter: Arc<str>,
     /// Counts the messages that were given to its members in turn, whoever publishes them. All members have the same.
@@ -84,7 +88,8 @@ impl Subscriptions {
     /// The group of this name with one member more. All its members have one count of turns.
     fn join(&mut self, share: &str, filter: &str) -> Group {
         let (share, filter): (Arc<str>, Arc<str>) = (Arc::from(share), Arc::from(filter));
-        let new = || (Group { share: Arc::clone(&share), filter: Arc::clone(&filter), turns: Arc::default() }, 0);
+        let id = || ShareId::derive(&share, &filter);
+        let new = || (Group { id: id(), share: Arc::clone(&share), filter: Arc::clone(&filter), turns: Arc::default() }, 0);
         let (group, members) = self.groups.entry((Arc::clone(&share), Arc::clone(&filter))).or_insert_with(new);
         *members += 1;
         group.clone()
@@ -148,8 +153,29 @@ pub(super) struct Route {
     pub(super) may_publish: bool,
     pub(super) targets: Vec<Target>,
     pub(super) shared: Vec<SharedTargets>,
-    /// Whether other brokers want the topic, and above that bit the generation of their interest under which this was found.
+    /// What is [`Elsewhere`], and above these bits the generation of other brokers' interest under which this was found.
     elsewhere: AtomicU64,
+    /// The share groups with members elsewhere, likewise, once somebody has asked.
+    shares: ArcSwapOption<(u64, Vec<Share>)>,
+}
+
+/// See [`Route::shares`].
+pub(super) struct Shares(Arc<(u64, Vec<Share>)>);
+
+impl Shares {
+    /// In the order of their names.
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, Share> {
+        self.0.1.iter()
+    }
+}
+
+/// What other brokers want of a topic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Elsewhere {
+    /// Somebody wants it, apart from share groups.
+    pub(super) is_wanted: bool,
+    /// A share group that it matches has members there.
+    pub(super) has_shares: bool,
 }
 
 impl Route {
@@ -181,7 +207,7 @@ impl Route {
             })
             .collect();
         let shared = groups.into_values().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
-        Self { may_publish: true, targets, shared, elsewhere: AtomicU64::new(0) }
+        Self { may_publish: true, targets, shared, ..Self::default() }
     }
 
     /// Whether nobody here gets the topic.
@@ -189,17 +215,30 @@ impl Route {
         self.targets.is_empty() && self.shared.is_empty()
     }
 
-    /// Whether another broker wants the topic, which is the route's. Looked up once, until the interest of others changes.
-    pub(super) fn is_wanted_elsewhere(&self, topic: &str, interest: &Interest) -> bool {
+    /// What other brokers want of the topic, which is the route's. Looked up once, until the interest of others changes.
+    pub(super) fn elsewhere(&self, topic: &str, interest: &Interest) -> Elsewhere {
         // Before what it speaks of: what is found is no older than what it is remembered under.
         let generation = interest.generation();
         let remembered = self.elsewhere.load(Ordering::Relaxed);
-        if remembered >> 1 == generation {
-            return remembered & 1 == 1;
+        if remembered >> 2 == generation {
+            return Elsewhere { is_wanted: remembered & 1 == 1, has_shares: remembered & 2 == 2 };
         }
         let is_wanted = interest.is_wanted_elsewhere(topic);
-        self.elsewhere.store((generation << 1) | u64::from(is_wanted), Ordering::Relaxed);
-        is_wanted
+        let has_shares = interest.has_shares() && self.shares(topic, interest).iter().len() > 0;
+        let found = u64::from(is_wanted) | u64::from(has_shares) << 1;
+        self.elsewhere.store((generation << 2) | found, Ordering::Relaxed);
+        Elsewhere { is_wanted, has_shares }
+    }
+
+    /// The share groups of the topic, which is the route's, with members elsewhere. Likewise.
+    pub(super) fn shares(&self, topic: &str, interest: &Interest) -> Shares {
+        let generation = interest.generation();
+        if let Some(shares) = self.shares.load_full().filter(|shares| shares.0 == generation) {
+            return Shares(shares);
+        }
+        let shares = Arc::new((generation, interest.shares(topic)));
+        self.shares.store(Some(Arc::clone(&shares)));
+        Shares(shares)
     }
 
     /// Whether a message of QoS 1 or 2 would have to be kept on disk for somebody.

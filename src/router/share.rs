@@ -11,7 +11,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::route::{Group, Target};
 use crate::config::SharedStrategy;
+use crate::ids::ShareId;
 use crate::session::Subscriber;
+use crate::shared::register::ShareMembers;
+
+/// A message is offered to members that are connected.
+pub(super) const WHO_IS_HERE: bool = false;
+/// Also to those that are away and keep their sessions.
+pub(super) const EVERYBODY: bool = true;
+
+/// So many members, none of them connected.
+pub(super) fn all_away(members: usize) -> ShareMembers {
+    ShareMembers { connected: 0, away: u32::try_from(members).unwrap_or(u32::MAX) }
+}
 
 /// How a publisher's messages choose.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +38,7 @@ pub(super) struct Chooser<'a> {
 /// The members of one share group; each message goes to one of them.
 #[derive(Debug)]
 pub(super) struct SharedTargets {
+    pub(super) id: ShareId,
     pub(super) members: Vec<Target>,
     turns: Turns,
 }
@@ -61,7 +74,7 @@ impl SharedTargets {
             SharedStrategy::Random => Turns::Random,
             SharedStrategy::Sticky | SharedStrategy::HashClientid | SharedStrategy::HashTopic => Turns::First,
         };
-        Self { members, turns }
+        Self { id: group.id, members, turns }
     }
 
     /// Whose turn it is.

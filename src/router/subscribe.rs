@@ -106,12 +106,12 @@ impl Router {
         }
         state.subscriptions.insert(request.filter.into(), request.options.clone());
         let number = state.subscribed(request.filter, &request.options);
+        if is_new {
+            self.tell_filter(&mut state, request.filter, true);
+        }
         drop(state);
         self.metrics.shared_subscriptions.change(i64::from(is_new && filter.share.is_some()));
         subscriptions.insert(filter.levels, filter.share, subscriber, request.options.clone());
-        if let (true, Some(registers)) = (is_new, self.registers()) {
-            registers.own().add_filter(request.filter);
-        }
         drop(subscriptions);
         self.subscriptions_changed(i64::from(is_new));
         Ok(number)
@@ -142,12 +142,12 @@ impl Router {
             state.retained.remove(filter.levels);
         }
         let number = if existed { state.unsubscribed(text) } else { state.as_before() };
+        if existed {
+            self.tell_filter(&mut state, text, false);
+        }
         drop(state);
         if existed {
             subscriptions.remove(filter.levels, filter.share, connection.subscriber.id);
-            if let Some(registers) = self.registers() {
-                registers.own().remove_filter(text);
-            }
             drop(subscriptions);
             self.metrics.shared_subscriptions.change(-i64::from(filter.share.is_some()));
             self.subscriptions_changed(-1);

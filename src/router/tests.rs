@@ -313,6 +313,7 @@ fn what_a_peer_says_below_sys_is_not_of_this_broker() {
             expiry_seconds: None,
             properties: &[],
             stamp: None,
+            picks: Default::default(),
         };
         link.deliver(&message, now);
         link.flush(now);

@@ -131,6 +131,8 @@ pub struct State {
     pub inbound: Inbound,
     /// Filters, as subscribed (with `$share/...`).
     pub subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
+    /// How many of them are of share groups.
+    pub shared_subscriptions: usize,
     /// What they take, by [`crate::limits::SUBSCRIPTIONS_BYTES_MAX`].
     pub subscriptions_bytes: usize,
     /// Armed while connected, and through the delay afterwards.
@@ -188,6 +190,7 @@ impl Subscriber {
                 outbound: Outbound::new(limits),
                 inbound: Inbound::default(),
                 subscriptions: HashMap::default(),
+                shared_subscriptions: 0,
                 subscriptions_bytes: 0,
                 will: None,
                 parting: None,

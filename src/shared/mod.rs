@@ -15,4 +15,4 @@ pub use records::{
     BrokerRecord, LastChange, LinkRecord, LinkRole, LinkState, Merge, RecordError, RecordHead, Records, Signature, SignedRecord,
 };
 pub use stamp::{ClockWord, StampClock};
-pub use topology::{Topology, TopologyBroker, TopologyLink};
+pub use topology::{Topology, TopologyBroker, TopologyLink, way_costs};

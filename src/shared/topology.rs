@@ -157,6 +157,31 @@ fn reach(from: BrokerId, records: &BTreeMap<BrokerId, &BrokerRecord>) -> BTreeSe
     reached
 }
 
+/// What the way costs along the tree from the broker of `own` to every other to which records lead: the sum over its links, each by the higher word of its ends.
+#[must_use]
+pub fn way_costs<'a>(own: &'a BrokerRecord, others: impl IntoIterator<Item = &'a BrokerRecord>) -> BTreeMap<BrokerId, u32> {
+    let mut records: BTreeMap<BrokerId, &BrokerRecord> = others.into_iter().map(|record| (record.id, record)).collect();
+    records.insert(own.id, own);
+    let tree = |id: BrokerId| {
+        let links = records.get(&id).into_iter().flat_map(|record| &record.links);
+        links.filter(|link| link.state == LinkState::Forwarding)
+    };
+    let mut costs = BTreeMap::from([(own.id, 0)]);
+    let mut ahead = vec![(own.id, 0_u32)];
+    while let Some((here, so_far)) = ahead.pop() {
+        for link in tree(here) {
+            let Some(back) = tree(link.peer).find(|back| back.peer == here).filter(|_| !costs.contains_key(&link.peer)) else {
+                continue;
+            };
+            let cost = so_far.saturating_add(link.cost.max(back.cost));
+            costs.insert(link.peer, cost);
+            ahead.push((link.peer, cost));
+        }
+    }
+    costs.remove(&own.id);
+    costs
+}
+
 /// The names of all who are spoken of: a neighbour has one before its record has come.
 fn names<'a>(records: &BTreeMap<BrokerId, &'a BrokerRecord>) -> BTreeMap<BrokerId, &'a str> {
     let of_links = records.values().flat_map(|record| &record.links).map(|link| (link.peer, link.name.as_str()));
@@ -258,6 +283,20 @@ mod tests {
                 ("b2", "b3", Blocked, Designated, Alternate, 9, 8),
             ]
         );
+    }
+
+    #[test]
+    fn a_way_costs_what_its_tree_links_cost() {
+        let all = [
+            linked(1, 1, &[(2, Designated, Forwarding, 5), (3, Alternate, Blocked, 1), (4, Designated, Forwarding, 1)]),
+            linked(2, 1, &[(1, Root, Forwarding, 6), (3, Designated, Forwarding, 9)]),
+            linked(3, 1, &[(2, Root, Forwarding, 8), (1, Alternate, Blocked, 1)]),
+            linked(4, 1, &[(1, Disabled, Down, 1)]),
+        ];
+        let costs = |own: usize| way_costs(&all[own], all.iter().filter(|record| record.id != all[own].id));
+        assert_eq!(costs(0), [(BrokerId(2), 6), (BrokerId(3), 15)].into());
+        assert_eq!(costs(2), [(BrokerId(1), 15), (BrokerId(2), 9)].into());
+        assert!(costs(3).is_empty());
     }
 
     #[test]

@@ -125,6 +125,12 @@ pub fn parse_filter(text: &str) -> Result<Filter<'_>, TopicError> {
     Ok(filter)
 }
 
+/// Whether a filter is of a share group.
+#[must_use]
+pub fn is_shared(filter: &str) -> bool {
+    filter.starts_with(SHARE_PREFIX)
+}
+
 /// Whether `filter` (checked, without a share name) matches the topic name `name`.
 #[must_use]
 pub fn matches(filter: &str, name: &str) -> bool {

@@ -37,6 +37,7 @@ mod replay;
 mod restart;
 mod retained;
 mod serve;
+mod shared;
 mod sight;
 mod trace;
 mod tunnel;

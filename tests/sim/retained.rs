@@ -14,7 +14,7 @@ use mqtt_st_quic::frame::bulk;
 use mqtt_st_quic::ids::Stamp;
 use mqtt_st_quic::metrics::Metrics;
 use mqtt_st_quic::replication::MeshMessage;
-use mqtt_st_quic::router::{Batch, Ingress, LinkDelivery, RouteCache, Router, RouterLimits};
+use mqtt_st_quic::router::{Arrival, Batch, Ingress, LinkDelivery, RouteCache, Router, RouterLimits};
 use mqtt_st_quic::session::{Change, Journal, Message, OutboundLimits, StoredMessage};
 use mqtt_st_quic::shared::StampClock;
 use mqtt_st_quic::shared::retained::{RetainedSync, key_of};
@@ -190,7 +190,7 @@ impl World {
         };
         let mut batch = Batch::default();
         // As a client's: it gets a stamp here.
-        life.router.publish(&mut batch, &mut RouteCache::default(), &message, Ingress::Link(None), self.now);
+        life.router.publish(&mut batch, &mut RouteCache::default(), &message, Ingress::Link(Arrival::default()), self.now);
         life.router.finish(&mut batch, self.now);
         let stamp = held(life, &topic).expect("it was written");
         let content = if expiry_seconds.is_some() { format!("{payload} expires") } else { payload.clone() };
@@ -288,6 +288,7 @@ impl World {
                     expiry_seconds: live.expiry_seconds,
                     properties: &[],
                     stamp: Some(live.stamp),
+                    picks: Default::default(),
                 };
                 life.deliver.deliver(&message, self.now);
                 life.deliver.flush(self.now);

@@ -1,4 +1,4 @@
-//! Tells neighbours who is behind whom, and the lanes what they were told.
+//! Tells neighbours who is behind whom, and the lanes what they were told; and the interest whom messages reach, and at what cost.
 
 use std::time::{Duration, Instant};
 
@@ -7,6 +7,7 @@ use crate::clock;
 use crate::frame::control::{ControlFrame, Members};
 use crate::ids::PortId;
 use crate::interest::Told;
+use crate::shared::way_costs;
 
 /// What changes together is told together: a tree that re-forms changes at many places.
 const TELL_DELAY: Duration = Duration::from_millis(5);
@@ -37,10 +38,20 @@ impl Driver {
 
     fn neighbourhood_changed(&mut self) {
         self.tell_behind_at.get_or_insert(clock::now() + TELL_DELAY);
-        if let Some(echoes) = self.settings.replication.interest().echoes() {
-            echoes.set_reachable(self.neighbourhood.reachable());
+        let (interest, reachable) = (self.settings.replication.interest(), self.neighbourhood.reachable());
+        if let Some(echoes) = interest.echoes() {
+            echoes.set_reachable(reachable.clone());
         }
+        interest.set_reachable(reachable);
         self.echoes_progress();
+    }
+
+    /// Where share groups have members elsewhere: what the ways there cost. Once a second.
+    pub(super) fn tell_costs(&self) {
+        let interest = self.settings.replication.interest();
+        if interest.has_shares() {
+            interest.set_costs(self.book.look(|own, others| way_costs(own, others.iter())));
+        }
     }
 
     /// Those who wait for what other brokers know look again.

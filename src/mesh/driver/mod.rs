@@ -332,6 +332,7 @@ impl Driver {
         self.expire_certificates();
         self.prove_waiting();
         self.register_tick();
+        self.tell_costs();
         self.settings.replication.trim(now);
         self.settings.replication.repeat_pulls(self.settings.pull_timeout, now, &mut *self.deliver);
         self.book.records.write().expire(now);

@@ -75,7 +75,16 @@ impl Durable {
     /// Publishes one batch and says what is written of it, for [`write`](Self::write).
     fn publish(&mut self, payload: &str, qos: QoS, now: Instant) -> Writes {
         let payload = payload.as_bytes();
-        let message = MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
+        let message = MeshMessage {
+            topic: "t",
+            payload,
+            qos,
+            retain: false,
+            expiry_seconds: None,
+            properties: &[],
+            stamp: None,
+            picks: Default::default(),
+        };
         let Broker { replication, batch, .. } = &mut self.broker;
         batch.push(replication, &message);
         let mut writes = Writes::default();

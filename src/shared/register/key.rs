@@ -38,11 +38,22 @@ pub struct Echo {
     pub version: u64,
 }
 
+/// How many members a share group has at a broker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShareMembers {
+    /// With a connection.
+    pub connected: u32,
+    /// Whose sessions outlive their connections.
+    pub away: u32,
+}
+
 /// What an entry says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// That the key is there.
     Present,
+    /// Of a [`Key::Filter`] of a share group.
+    Members(ShareMembers),
     /// Of [`Key::Echo`].
     Echo(Echo),
     /// Of a newer version.
@@ -94,6 +105,10 @@ impl Value {
         let mut bytes = Vec::new();
         match self {
             Self::Present => {}
+            Self::Members(members) => {
+                put_varint(&mut bytes, members.connected.into());
+                put_varint(&mut bytes, members.away.into());
+            }
             Self::Echo(echo) => {
                 put_varint(&mut bytes, echo.incarnation.0);
                 put_varint(&mut bytes, echo.version);
@@ -106,10 +121,19 @@ impl Value {
     fn read(key: &Key, bytes: &[u8]) -> Self {
         let known = match key {
             Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
+            Key::Filter(_) if !bytes.is_empty() => read_members(bytes).ok().map(Self::Members),
             Key::Everything | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
         };
         known.unwrap_or_else(|| Self::Unknown(bytes.into()))
     }
+}
+
+fn read_members(bytes: &[u8]) -> Result<ShareMembers, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let mut number = || reader.varint_max(u32::MAX.into(), "share members").map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+    let members = ShareMembers { connected: number()?, away: number()? };
+    reader.finish()?;
+    Ok(members)
 }
 
 fn read_echo(bytes: &[u8]) -> Result<Echo, FrameError> {

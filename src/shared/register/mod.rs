@@ -40,7 +40,7 @@ mod port;
 mod seek;
 
 pub use delta::{Delta, DeltaHead, DeltaMode, End, Have, Page, Want};
-pub use key::{Echo, Key, Value};
+pub use key::{Echo, Key, ShareMembers, Value};
 pub use members::{Judgement, Registers, Say};
 pub use own::Register;
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::{Change, Echo, Key, Value};
+use super::{Change, Echo, Key, ShareMembers, Value};
 use crate::ids::BrokerId;
 
 /// What this broker tells all others. Whoever changes it takes one short lock.
@@ -24,6 +24,8 @@ struct Pending {
     filters: HashMap<Arc<str>, usize, ahash::RandomState>,
     /// The filters are too many to be told: everything is wanted.
     is_wide: bool,
+    /// Filters of share groups, with `$share/` and name, and their members.
+    shares: HashMap<Arc<str>, ShareMembers, ahash::RandomState>,
     changes: BTreeMap<Key, Option<Value>>,
     /// Counts what was asked of this register.
     asked: u64,
@@ -40,7 +42,7 @@ impl Register {
         Self { filters_max, pending: Mutex::default(), waker: AtomicWaker::new() }
     }
 
-    /// A session subscribes to a filter (with its `$share/` and group).
+    /// A session subscribes to a filter, by itself.
     pub fn add_filter(&self, filter: &str) {
         self.change(|pending| {
             if let Some(subscriptions) = pending.filters.get_mut(filter) {
@@ -75,6 +77,34 @@ impl Register {
                 let filters: Vec<_> = pending.filters.keys().cloned().collect();
                 filters.into_iter().for_each(|filter| pending.put(Key::Filter(filter), Value::Present));
                 pending.remove(Key::Everything);
+            }
+        });
+    }
+
+    /// A share group (its filter with `$share/` and name) has members that came or went. With more groups than the filters that are told no more of
+    /// them is told: what is published elsewhere does not reach them.
+    pub fn share_members(&self, filter: &str, connected: i32, away: i32) {
+        self.change(|pending| {
+            let changed = |number: u32, by: i32| number.saturating_add_signed(by);
+            let has_room = pending.shares.len() < self.filters_max;
+            match pending.shares.get_mut(filter) {
+                Some(members) => {
+                    members.connected = changed(members.connected, connected);
+                    members.away = changed(members.away, away);
+                }
+                None if has_room => {
+                    let members = ShareMembers { connected: changed(0, connected), away: changed(0, away) };
+                    pending.shares.insert(Arc::from(filter), members);
+                }
+                None => return,
+            }
+            let Some((name, members)) = pending.shares.get_key_value(filter) else { return };
+            let (key, members) = (Key::Filter(Arc::clone(name)), *members);
+            if members == ShareMembers::default() {
+                pending.shares.remove(filter);
+                pending.remove(key);
+            } else {
+                pending.put(key, Value::Members(members));
             }
         });
     }

@@ -520,8 +520,16 @@ mod tests {
 
     fn message(topic: &str, stamp: Option<Stamp>, retain: bool) -> Vec<u8> {
         let mut body = Vec::new();
-        let message =
-            MeshMessage { topic, payload: b"x", qos: QoS::AtMostOnce, retain, expiry_seconds: None, properties: &[], stamp };
+        let message = MeshMessage {
+            topic,
+            payload: b"x",
+            qos: QoS::AtMostOnce,
+            retain,
+            expiry_seconds: None,
+            properties: &[],
+            stamp,
+            picks: Default::default(),
+        };
         put_message(&mut body, 0, &message, false);
         body
     }

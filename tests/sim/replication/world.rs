@@ -14,7 +14,9 @@ use mqtt_st_quic::codec::QoS;
 use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenNumber, PortId, RootClaim};
 use mqtt_st_quic::interest::{Interest, Mode, Rules};
 use mqtt_st_quic::limits::PULL_REPEAT;
-use mqtt_st_quic::replication::{Deliver, LaneEvent, LaneReceiver, LocalBatch, MeshMessage, Port, Replication, ReplicationConfig};
+use mqtt_st_quic::replication::{
+    Deliver, LaneEvent, LaneReceiver, LocalBatch, MeshMessage, Picks, Port, Replication, ReplicationConfig,
+};
 use mqtt_st_quic::session::Writes;
 use mqtt_st_quic::stp::{Bpdu, Input, Output, Stp, StpConfig};
 use rand::rngs::SmallRng;
@@ -92,7 +94,7 @@ impl Deliver for Inbox {
         self.order.push(number);
     }
 
-    fn wants(&mut self, topic: &str) -> bool {
+    fn wants(&mut self, topic: &str, _: Picks<'_>) -> bool {
         !self.unwanted.contains(topic)
     }
 
@@ -585,8 +587,16 @@ impl World {
                 payload.push_str(&"x".repeat(self.rng.random_range(0..10_000)));
             }
             let (name, payload) = (topic_name(topic), payload.as_bytes());
-            let message =
-                MeshMessage { topic: &name, payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None };
+            let message = MeshMessage {
+                topic: &name,
+                payload,
+                qos,
+                retain: false,
+                expiry_seconds: None,
+                properties: &[],
+                stamp: None,
+                picks: Default::default(),
+            };
             life.batch.push(&life.replication, &message);
             self.published.push(Published { broker, incarnation: life.incarnation, topic, qos, at: now });
         }

@@ -1,0 +1,190 @@
+//! Share groups with members at several brokers: to which broker a message goes.
+//!
+//! The broker of the publishing client picks for each group that the topic matches: itself if it has a member that is connected and takes the message;
+//! else of those that are reached and have connected members the nearest, by the number of members; else whoever has members that are away, of
+//! these too by their number, those that are reached first. It says so in the message ([`Picks`]), and whoever is picked, and nobody else,
+//! gives the message to one of its members of the group. If none of them takes it, because they are gone or full, it picks another broker, and publishes the message
+//! once more for that pick alone, in the batch in which it says that it has dealt with the message.
+//!
+//! Invariant: a group gets a message once, as often as a message of a lane comes to a broker: whatever is picked, the picked broker alone delivers.
+
+use std::time::Instant;
+
+use super::publish::Batch;
+use super::route::Route;
+use super::{Router, share};
+use crate::config::SharedStrategy;
+use crate::ids::{BrokerId, ShareId};
+use crate::interest::{Share, ShareBroker};
+use crate::limits::PICK_ROUNDS_MAX;
+use crate::replication::{Pick, Picks, Replication};
+use crate::session::{Message, Subscriber};
+
+/// A message as its share groups are asked.
+pub(super) struct Offer<'a> {
+    pub(super) route: &'a Route,
+    pub(super) message: &'a Message<'a>,
+    /// None for what does not come from a client of this broker.
+    pub(super) publisher: Option<&'a Subscriber>,
+    pub(super) now: Instant,
+}
+
+impl Router {
+    /// Gives a message of this broker to one member of each group, here or elsewhere: who is picked elsewhere stands in the batch's picks then.
+    pub(super) fn share_out(&self, batch: &mut Batch, offer: &Offer<'_>, mesh: &Replication) {
+        let elsewhere = offer.route.shares(offer.message.topic, mesh.interest());
+        let own = mesh.interest().own_id();
+        let seed = self.seed(offer);
+        for group in &offer.route.shared {
+            let Some(share) = elsewhere.iter().find(|share| share.id == group.id) else {
+                batch.deliver_to_one(group, offer.message, offer.now);
+                continue;
+            };
+            let turn = group.next_turn();
+            if batch.offer(group, turn, offer.message, offer.now, share::WHO_IS_HERE).is_ok() {
+                continue;
+            }
+            let here = ShareBroker { id: own, members: share::all_away(group.members.len()), cost: Some(0) };
+            let picked = self.pick(share, Some(here), seed).filter(|broker| *broker != own);
+            if picked.is_none() && batch.offer(group, turn, offer.message, offer.now, share::EVERYBODY).is_ok() {
+                continue;
+            }
+            self.picked(batch, share.id, picked.or_else(|| self.pick(share, None, seed)));
+        }
+        for share in elsewhere.iter().filter(|share| !offer.route.shared.iter().any(|group| group.id == share.id)) {
+            self.picked(batch, share.id, self.pick(share, None, seed));
+        }
+    }
+
+    /// Gives a message that came over a link to one member of each group for which this broker was picked. For those of which nobody here takes it, another
+    /// broker is picked: it stands in the batch's picks then.
+    pub(super) fn share_picked(&self, batch: &mut Batch, offer: &Offer<'_>, picks: Picks<'_>, mesh: &Replication) {
+        let interest = mesh.interest();
+        let own = interest.own_id();
+        for pick in picks.iter().filter(|pick| pick.broker == own) {
+            let group = offer.route.shared.iter().find(|group| group.id == pick.share);
+            let is_taken = group.is_some_and(|group| {
+                let turn = group.next_turn();
+                let mut offer_to = |who| batch.offer(group, turn, offer.message, offer.now, who).is_ok();
+                offer_to(share::WHO_IS_HERE) || offer_to(share::EVERYBODY)
+            });
+            if is_taken {
+                continue;
+            }
+            self.metrics.shares_repicked.add(1);
+            let elsewhere = offer.route.shares(offer.message.topic, interest);
+            let share = elsewhere.iter().find(|share| share.id == pick.share).filter(|_| picks.round < PICK_ROUNDS_MAX);
+            let seed = self.seed(offer);
+            self.picked(batch, pick.share, share.and_then(|share| self.pick(share, None, seed)));
+        }
+    }
+
+    fn picked(&self, batch: &mut Batch, share: ShareId, broker: Option<BrokerId>) {
+        match broker {
+            Some(broker) => {
+                self.metrics.shares_picked.add(1);
+                batch.picks.push(Pick { share, broker });
+            }
+            None => self.metrics.dropped_unshared.add(1),
+        }
+    }
+
+    /// What the choice between brokers that are as good as each other goes by: the same for messages that are to go to the same.
+    fn seed(&self, offer: &Offer<'_>) -> u64 {
+        let hasher = self.registry.hasher();
+        match self.limits.shared {
+            SharedStrategy::RoundRobin | SharedStrategy::Random => rand::random(),
+            SharedStrategy::Sticky => 0,
+            SharedStrategy::HashClientid => hasher.hash_one(offer.publisher.map(|one| &one.client_id)),
+            SharedStrategy::HashTopic => hasher.hash_one(offer.message.topic),
+        }
+    }
+
+    /// Who gets it; `here` is this broker where none of its members is connected.
+    fn pick(&self, share: &Share, here: Option<ShareBroker>, seed: u64) -> Option<BrokerId> {
+        let of = |hash: BrokerId| self.registry.hasher().hash_one((seed, share.id, hash));
+        pick(share.brokers.iter().copied().chain(here), of)
+    }
+}
+
+/// The best of them. Of those that are as good as each other one by its weight and `hash` (weighted rendezvous hashing): a broker that comes or goes
+/// moves no message from one of the others to another.
+fn pick(brokers: impl Iterator<Item = ShareBroker> + Clone, hash: impl Fn(BrokerId) -> u64) -> Option<BrokerId> {
+    let nearest = brokers.clone().filter(|broker| broker.members.connected > 0).filter_map(|broker| broker.cost).min();
+    let any_reached = brokers.clone().any(|broker| broker.cost.is_some());
+    let weight = |broker: &ShareBroker| match nearest {
+        Some(cost) if broker.cost == Some(cost) => broker.members.connected,
+        Some(_) => 0,
+        None if any_reached && broker.cost.is_none() => 0,
+        None => broker.members.away.saturating_add(broker.members.connected),
+    };
+    let score = |broker: &ShareBroker, weight: u32| {
+        // 53 bits, of which none makes zero or one.
+        let unit = ((hash(broker.id) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+        -unit.ln() / f64::from(weight)
+    };
+    let scored = brokers.filter_map(|broker| {
+        let weight = weight(&broker);
+        (weight > 0).then(|| (score(&broker, weight), broker.id))
+    });
+    scored.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, broker)| broker)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::shared::register::ShareMembers;
+
+    fn broker(id: u64, connected: u32, away: u32, cost: Option<u32>) -> ShareBroker {
+        ShareBroker { id: BrokerId(id), members: ShareMembers { connected, away }, cost }
+    }
+
+    /// How often each is picked.
+    fn picked(brokers: &[ShareBroker]) -> BTreeMap<u64, usize> {
+        let hasher = ahash::RandomState::with_seeds(1, 2, 3, 4);
+        let mut counts = BTreeMap::new();
+        for n in 0..1_000_u64 {
+            let one = pick(brokers.iter().copied(), |broker| hasher.hash_one((n, broker)));
+            one.into_iter().for_each(|one| *counts.entry(one.0).or_default() += 1);
+        }
+        counts
+    }
+
+    #[test]
+    fn the_nearest_with_connected_members_come_first_by_the_number_of_these() {
+        let counts = picked(&[
+            broker(1, 1, 9, Some(4)),
+            broker(2, 3, 0, Some(4)),
+            broker(3, 9, 0, Some(5)),
+            broker(4, 9, 9, None),
+            broker(5, 0, 9, Some(1)),
+        ]);
+        assert_eq!(counts.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        assert!((200..300).contains(&counts[&1]), "{counts:?}");
+    }
+
+    #[test]
+    fn who_is_away_comes_where_nobody_is_connected_and_who_is_not_reached_last() {
+        let mut brokers = vec![broker(1, 0, 1, Some(4)), broker(2, 0, 1, Some(9)), broker(3, 5, 0, None), broker(4, 0, 0, Some(1))];
+        let counts = picked(&brokers);
+        assert_eq!(counts.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        assert!((400..600).contains(&counts[&1]), "{counts:?}");
+        brokers.drain(..2);
+        brokers.pop();
+        assert_eq!(picked(&brokers).keys().copied().collect::<Vec<_>>(), [3]);
+        assert!(picked(&[]).is_empty());
+    }
+
+    #[test]
+    fn who_comes_or_goes_moves_nothing_between_the_others() {
+        let hasher = ahash::RandomState::with_seeds(1, 2, 3, 4);
+        let brokers: Vec<_> = (1..=4).map(|id| broker(id, id as u32, 0, Some(1))).collect();
+        for n in 0..1_000_u64 {
+            let of = |brokers: &[ShareBroker]| pick(brokers.iter().copied(), |broker| hasher.hash_one((n, broker)));
+            let (all, fewer) = (of(&brokers), of(&brokers[..3]));
+            assert!(all == fewer || all == Some(BrokerId(4)), "{n}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Share groups with members at several brokers: each message goes to one member, wherever it is published, whoever comes, leaves or is away.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use crate::broker::{Broker, PATIENCE, Site};
+use crate::client::{Client, Connect, Publish};
+use crate::mesh::{settle, start_all};
+use crate::wire::*;
+
+/// A look at what has come to one member.
+const LOOK: Duration = Duration::from_millis(20);
+/// What comes twice comes within this time after all that was to come.
+const AFTERWARDS: Duration = Duration::from_millis(500);
+
+/// A member of a group, that keeps its session.
+struct Member {
+    connect: Connect,
+    /// None while it is away.
+    client: Option<Client>,
+    /// Payloads, in the order of their arrival.
+    got: Vec<String>,
+    /// QoS 2 messages that are not released yet.
+    open: HashSet<u16>,
+}
+
+impl Member {
+    fn new(id: &str) -> Self {
+        Self { connect: Connect::new(5).id(id).resume(3_600), client: None, got: Vec::new(), open: HashSet::new() }
+    }
+
+    fn subscribed(broker: &Broker, id: &str, filter: &str) -> Self {
+        let mut member = Self::new(id);
+        member.come(broker);
+        member.client.as_mut().unwrap().subscribe(&[(filter, 2)]);
+        member
+    }
+
+    fn come(&mut self, broker: &Broker) {
+        self.client = Some(Client::connect(broker, &self.connect));
+    }
+
+    fn leave(&mut self) {
+        self.client.take().into_iter().for_each(Client::disconnect);
+    }
+
+    /// Takes what comes until nothing has for `time`.
+    fn take(&mut self, time: Duration) {
+        while let Some(Some(received)) = self.client.as_mut().and_then(|client| client.receive_within(time)) {
+            self.receive(&received);
+        }
+    }
+
+    /// Takes what comes up to this packet.
+    fn take_until(&mut self, kind: u8) {
+        loop {
+            let received = self.client.as_mut().unwrap().receive();
+            if received.kind == kind {
+                return;
+            }
+            self.receive(&received);
+        }
+    }
+
+    /// Does what a receiver does that keeps to MQTT.
+    fn receive(&mut self, received: &Received) {
+        let Self { client: Some(client), got, open, .. } = self else { return };
+        match (received.kind, received.qos()) {
+            (kind::PUBLISH, 0) => got.push(received.text().to_owned()),
+            (kind::PUBLISH, 1) => {
+                got.push(received.text().to_owned());
+                client.send(&ack(kind::PUBACK, received.id));
+            }
+            (kind::PUBLISH, _) => {
+                if open.insert(received.id) {
+                    got.push(received.text().to_owned());
+                }
+                client.send(&ack(kind::PUBREC, received.id));
+            }
+            (kind::PUBREL, _) => {
+                open.remove(&received.id);
+                client.send(&ack(kind::PUBCOMP, received.id));
+            }
+            _ => panic!("{received:?}"),
+        }
+    }
+}
+
+/// How often each payload has come to any of them.
+fn counts(members: &[Member]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    members.iter().flat_map(|member| &member.got).for_each(|payload| *counts.entry(payload.as_str()).or_default() += 1);
+    counts
+}
+
+/// Waits until each of `expected` has come to somebody, and then for what comes twice.
+fn gather(members: &mut [Member], expected: &[String]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        members.iter_mut().for_each(|member| member.take(LOOK));
+        let counts = counts(members);
+        let missing: Vec<_> = expected.iter().filter(|payload| !counts.contains_key(payload.as_str())).collect();
+        if missing.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{} missing, the first is {:?}", missing.len(), missing[0]);
+    }
+    let quiet = Instant::now() + AFTERWARDS;
+    while Instant::now() < quiet {
+        members.iter_mut().for_each(|member| member.take(LOOK));
+    }
+}
+
+fn assert_each_once(members: &mut [Member], expected: &[String]) {
+    gather(members, expected);
+    let twice: Vec<_> =
+        counts(members).into_iter().filter(|(_, count)| *count > 1).map(|(payload, _)| payload.to_owned()).collect();
+    assert!(twice.is_empty(), "{} came more than once: {:?}", twice.len(), &twice[..twice.len().min(5)]);
+    let all: usize = members.iter().map(|member| member.got.len()).sum();
+    assert_eq!(all, expected.len());
+}
+
+/// Publishes `each` messages of every QoS at every broker; their payloads.
+fn publish_all(brokers: &[Broker], name: &str, each: usize) -> Vec<String> {
+    let mut payloads = Vec::new();
+    let mut publishers: Vec<_> = brokers.iter().map(|broker| (broker.name.clone(), Client::new(broker, 4))).collect();
+    for number in 0..each {
+        for qos in 0..=2 {
+            for (broker, publisher) in &mut publishers {
+                let payload = format!("{name} {broker} {qos} {number}");
+                let topic = format!("jobs/{}", number % 7);
+                assert_eq!(publisher.publish(Publish { topic: &topic, payload: &payload, qos, ..Publish::default() }), 0);
+                payloads.push(payload);
+            }
+        }
+    }
+    payloads
+}
+
+fn brokers(site: &Site) -> Vec<Broker> {
+    let brokers = start_all(site, &["a", "b", "c"]);
+    settle(&brokers.iter().collect::<Vec<_>>());
+    brokers
+}
+
+#[test]
+fn six_members_at_three_brokers_get_each_message_once_between_them() {
+    let site = Site::new();
+    let brokers = brokers(&site);
+    let member = |number: usize| Member::subscribed(&brokers[number / 2], &format!("member-{number}"), "$share/g/jobs/+");
+    let mut members: Vec<Member> = (0..6).map(member).collect();
+    // Another group has each message as well, and so has who shares with nobody.
+    let mut others = [Member::subscribed(&brokers[2], "other", "$share/h/jobs/#")];
+    let mut alone = [Member::subscribed(&brokers[1], "alone", "jobs/#")];
+    let mut expected = publish_all(&brokers, "connected", 60);
+    assert_each_once(&mut members, &expected);
+    for (number, member) in members.iter().enumerate() {
+        assert!(member.got.len() >= expected.len() / 12, "member {number} has {} of {}", member.got.len(), expected.len());
+    }
+    assert_each_once(&mut others, &expected);
+    assert_each_once(&mut alone, &expected);
+
+    // Those of one broker are away: the others get what is published there.
+    let had: Vec<usize> = members[..2].iter().map(|member| member.got.len()).collect();
+    members[..2].iter_mut().for_each(Member::leave);
+    expected.extend(publish_all(&brokers, "some are away", 20));
+    assert_each_once(&mut members, &expected);
+    members[..2].iter_mut().for_each(|member| member.come(&brokers[0]));
+    assert_each_once(&mut members, &expected);
+    assert_eq!(members[..2].iter().map(|member| member.got.len()).collect::<Vec<_>>(), had);
+
+    // All are away: each message waits for one of them. Of QoS 0 none waits.
+    members.iter_mut().for_each(Member::leave);
+    let waiting = publish_all(&brokers, "all are away", 20).into_iter().filter(|payload| !payload.contains(" 0 "));
+    expected.extend(waiting);
+    (0..6).for_each(|number| members[number].come(&brokers[number / 2]));
+    assert_each_once(&mut members, &expected);
+}
+
+#[test]
+fn what_was_picked_for_members_that_are_gone_goes_to_others() {
+    let site = Site::new();
+    let brokers = brokers(&site);
+    let mut members: Vec<Member> =
+        (1..3).map(|place| Member::subscribed(&brokers[place], &format!("member-{place}"), "$share/g/jobs/+")).collect();
+    let mut expected = Vec::new();
+    let mut publisher = Client::new(&brokers[0], 5);
+    for round in 0..30 {
+        // One of them comes or goes while messages for it are on their way; nobody waits until others know.
+        let place = round % 2;
+        let send = |publisher: &mut Client, number: usize| {
+            let (payload, qos) = (format!("{round} {number}"), 1 + (number % 2) as u8);
+            assert_eq!(publisher.publish(Publish { topic: "jobs/1", payload: &payload, qos, ..Publish::default() }), 0);
+            payload
+        };
+        let ahead = (0..10).map(|number| {
+            let (payload, id) = (format!("{round} ahead {number}"), publisher.next_id());
+            publisher.send(&Publish { topic: "jobs/1", payload: &payload, qos: 1, id, ..Publish::default() }.encode(5));
+            payload
+        });
+        let ahead: Vec<String> = ahead.collect();
+        let member = &mut members[place];
+        member.take(Duration::from_millis(1));
+        let mut client = member.client.take().unwrap();
+        let (id, bytes) = (client.next_id(), string("$share/g/jobs/+"));
+        client.send(&packet(kind::UNSUBSCRIBE, 2, &[id.to_be_bytes().to_vec(), vec![0], bytes].concat()));
+        member.client = Some(client);
+        for _ in &ahead {
+            assert_eq!(publisher.expect(kind::PUBACK).reason, 0);
+        }
+        expected.extend(ahead);
+        expected.extend((0..10).map(|number| send(&mut publisher, number)));
+        // What came before the UNSUBACK is its own.
+        members[place].take_until(kind::UNSUBACK);
+        let client = members[place].client.as_mut().unwrap();
+        let (_, bytes) = client.encode_subscribe(&[("$share/g/jobs/+", 2)], &[]);
+        client.send(&bytes);
+        members[place].take_until(kind::SUBACK);
+    }
+    assert_each_once(&mut members, &expected);
+    assert!(members.iter().all(|member| !member.got.is_empty()));
+}
