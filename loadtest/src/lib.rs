@@ -40,11 +40,12 @@ use std::fs;
 use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
-use crate::arguments::{Arguments, Command, Output};
+use crate::arguments::{Arguments, Command, Output, Usage};
+pub use crate::client::Endpoint;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::report::Report;
@@ -53,19 +54,23 @@ pub use crate::wire::{Login, QoS, Version};
 /// Of a broker that dies, every client complains; the first few say it all.
 const FAULTS_TOLD: usize = 5;
 
+/// Open files besides the clients' sockets.
+#[cfg(unix)]
+const FILES_SPARE: u64 = 24;
+
 /// What a shell expects of a program that was interrupted.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// The program: does what its arguments say.
 pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Load(command) => match Plan::new(&command) {
-            Ok(plan) => load(&plan, command.output()),
-            Err(usage) => Arguments::command().error(ErrorKind::ValueValidation, usage).exit(),
-        },
+        Command::Load(command) => Plan::new(&command).and_then(|plan| load(&plan, command.output())),
         Command::Mesh(command) => observe(&command),
     };
     done.unwrap_or_else(|error| {
+        if let Some(usage) = error.downcast_ref::<Usage>() {
+            Arguments::command().error(ErrorKind::ValueValidation, usage).exit();
+        }
         complain(&format!("{error:#}"));
         ExitCode::FAILURE
     })
@@ -73,7 +78,7 @@ pub fn main() -> ExitCode {
 
 /// A load: runs, reports and judges.
 fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
-    allow_many_sockets();
+    allow_sockets(plan.publishers.len() + plan.subscribers.len())?;
     let runtime = runtime(plan.threads)?;
     let mut progress = Progress::new(output.quiet);
     let outcome = runtime.block_on(run::run(plan, &mut progress));
@@ -84,7 +89,8 @@ fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
 
 /// A mesh: the same.
 fn observe(command: &arguments::Mesh) -> Result<ExitCode> {
-    allow_many_sockets();
+    let clients = command.publishers as usize * command.qos.len() + command.subscribers as usize;
+    allow_sockets(clients * command.brokers.len())?;
     let mut progress = Progress::new(command.output.quiet);
     let report = runtime(1)?.block_on(mesh::command::run(command, &mut progress))?;
     conclude(&report, &command.output)
@@ -121,14 +127,23 @@ fn runtime(threads: u16) -> Result<tokio::runtime::Runtime> {
     builder.worker_threads(usize::from(threads)).enable_all().build().context("cannot start the runtime")
 }
 
-/// A client is a socket: takes all that the system allows. Where it does not, connecting fails and says so.
-fn allow_many_sockets() {
+/// A client is a socket: takes all that the system allows.
+///
+/// # Errors
+/// When that cannot be enough.
+fn allow_sockets(clients: usize) -> Result<()> {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let maximum = getrlimit(Resource::Nofile).maximum;
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+        let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        ensure!(
+            (clients as u64).saturating_add(FILES_SPARE) <= allowed,
+            "{clients} clients need as many open files, and the system allows this process {allowed} (ulimit -n)"
+        );
     }
+    Ok(())
 }
 
 fn complain(error: &str) {

@@ -4,8 +4,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::arguments::{BrokerAddress, EndToEnd, Fanin, Fanout, Latency, Load, LoadCommand, Pair, Pub, Sub, Target};
-use crate::client::{ConnectionPlan, Hears, Pace, PublisherPlan, SubscriberPlan};
+use anyhow::Result;
+
+use crate::arguments::{EndToEnd, Fanin, Fanout, Latency, Load, LoadCommand, Pair, Pub, Sub, Target, Usage};
+use crate::client::{ConnectionPlan, Endpoint, Hears, Pace, PublisherPlan, SubscriberPlan};
 use crate::course::CoursePlan;
 use crate::progress::Extent;
 use crate::spread::{Sizes, Topics};
@@ -54,11 +56,11 @@ impl Plan {
     ///
     /// # Errors
     /// When arguments that are right by themselves are impossible together.
-    pub(crate) fn new(command: &LoadCommand) -> Result<Self, String> {
+    pub(crate) fn new(command: &LoadCommand) -> Result<Self> {
         let run = random_run();
         match command {
             LoadCommand::Pub(command) => publish_only(command, run),
-            LoadCommand::Sub(command) => Ok(subscribe_only(command, run)),
+            LoadCommand::Sub(command) => subscribe_only(command, run),
             LoadCommand::Pair(Pair { end_to_end, pairs, subscribers }) => {
                 between_ends("pair", end_to_end, Shape::Pairs { pairs: *pairs, subscribers: *subscribers }, run)
             }
@@ -103,8 +105,9 @@ pub(crate) fn random_run() -> u32 {
     RandomState::new().build_hasher().finish() as u32
 }
 
-fn publish_only(command: &Pub, run: u32) -> Result<Plan, String> {
+fn publish_only(command: &Pub, run: u32) -> Result<Plan> {
     let Pub { target, load, publishers, topic, .. } = command;
+    let brokers = target.transport.endpoints(&target.brokers)?;
     let topics = Topics::new(String::new(), load.topics, load.popularity);
     let shape = Shape::Alone { publishers: *publishers };
     shape.check(&topics)?;
@@ -115,37 +118,40 @@ fn publish_only(command: &Pub, run: u32) -> Result<Plan, String> {
             each => (0..each).map(|nth| format!("{topic}/{nth}")).collect(),
         };
         let plan = load.publisher(index, names, &topics, target.qos, &shape);
-        (target.connection(&target.brokers, index as usize, 'p', index, run), plan)
+        (target.connection(&brokers, index as usize, 'p', index, run), plan)
     });
     let publishers = publishers.collect();
     Ok(Plan { publishers, ..target.plan("pub", run, load.course(&shape, load.rate, target.timeout)).with(load, load.rate, &shape) })
 }
 
-fn subscribe_only(command: &Sub, run: u32) -> Plan {
+fn subscribe_only(command: &Sub, run: u32) -> Result<Plan> {
     let Sub { target, subscribers, filter, count, duration, .. } = command;
+    let brokers = target.transport.endpoints(&target.brokers)?;
     let subscribers = (0..*subscribers).map(|index| {
         let plan = SubscriberPlan { index, filter: filter.clone(), qos: target.qos, hears: Hears::Anyone };
-        (target.connection(&target.brokers, index as usize, 's', index, run), plan)
+        (target.connection(&brokers, index as usize, 's', index, run), plan)
     });
     let course = CoursePlan { awaited: *count, duration: *duration, timeout: target.timeout, ..CoursePlan::default() };
-    Plan { subscribers: subscribers.collect(), ..target.plan("sub", run, course) }
+    Ok(Plan { subscribers: subscribers.collect(), ..target.plan("sub", run, course) })
 }
 
-fn between_ends(command: &'static str, end_to_end: &EndToEnd, shape: Shape, run: u32) -> Result<Plan, String> {
+fn between_ends(command: &'static str, end_to_end: &EndToEnd, shape: Shape, run: u32) -> Result<Plan> {
     let EndToEnd { target, load, subscribe_at, prefix, settle, .. } = end_to_end;
     let topics = Topics::new(format!("{prefix}/{run:08x}"), load.topics, load.popularity);
     shape.check(&topics)?;
     let rate = load.rate.or(shape.rate());
     // Where the subscribers' brokers are not named, messages go from one broker to the next.
-    let (far_brokers, offset) = if subscribe_at.is_empty() { (&target.brokers, 1) } else { (subscribe_at, 0) };
+    let brokers = target.transport.endpoints(&target.brokers)?;
+    let (far_brokers, offset) =
+        if subscribe_at.is_empty() { (brokers.clone(), 1) } else { (target.transport.endpoints(subscribe_at)?, 0) };
     let publishers = (0..shape.publishers()).map(|index| {
-        let connection = target.connection(&target.brokers, index as usize, 'p', index, run);
+        let connection = target.connection(&brokers, index as usize, 'p', index, run);
         let names = topics.flows(index..index + 1).map(|flow| topics.name(flow)).collect();
         (connection, load.publisher(index, names, &topics, target.qos, &shape))
     });
     let listeners = (0..shape.groups()).flat_map(|group| (0..shape.subscribers_per_message()).map(move |nth| (group, nth)));
     let subscribers = listeners.zip(0..).map(|((group, nth), index)| {
-        let connection = target.connection(far_brokers, group as usize + nth as usize + offset, 's', index, run);
+        let connection = target.connection(&far_brokers, group as usize + nth as usize + offset, 's', index, run);
         let (publishers, filter) = match shape {
             Shape::Fanin { publishers } => (0..publishers, topics.filter_of_all()),
             _ => (group..group + 1, topics.filter_of(group)),
@@ -230,12 +236,12 @@ impl Shape {
     }
 
     /// Refuses what would fill the memory with ledgers.
-    fn check(self, topics: &Topics) -> Result<(), String> {
+    fn check(self, topics: &Topics) -> Result<(), Usage> {
         let ledgers = u64::from(self.publishers()) * u64::from(topics.each()) * u64::from(self.subscribers_per_message().max(1));
         if ledgers > LEDGERS_MAX {
-            return Err(format!(
+            return Err(Usage(format!(
                 "publishers times --topics times the subscribers of each are {ledgers}, and loadtest keeps account of at most {LEDGERS_MAX} flows"
-            ));
+            )));
         }
         Ok(())
     }
@@ -264,10 +270,12 @@ impl Target {
     }
 
     /// The `nth` broker in turn, under a client id no other client of any run has.
-    fn connection(&self, brokers: &[BrokerAddress], nth: usize, role: char, index: u32, run: u32) -> ConnectionPlan {
+    fn connection(&self, brokers: &[Endpoint], nth: usize, role: char, index: u32, run: u32) -> ConnectionPlan {
         let login = self.username.as_ref().zip(self.password.as_ref());
+        let broker = brokers.get(nth % brokers.len().max(1)).cloned().unwrap_or_else(|| String::new().into());
+        let from = self.bind.get(index as usize % self.bind.len().max(1)).copied();
         ConnectionPlan {
-            broker: brokers.get(nth % brokers.len().max(1)).map(|broker| broker.0.clone()).unwrap_or_default(),
+            broker: Endpoint { from, ..broker },
             client_id: format!("lt{run:08x}{role}{index}"),
             version: self.version,
             session: Session::Clean,
@@ -341,7 +349,7 @@ mod tests {
     }
 
     fn brokers<T>(clients: &[(ConnectionPlan, T)]) -> Vec<&str> {
-        clients.iter().map(|(connection, _)| connection.broker.as_str()).collect()
+        clients.iter().map(|(connection, _)| &*connection.broker.address).collect()
     }
 
     #[test]
@@ -380,7 +388,7 @@ mod tests {
     fn too_many_flows_are_refused() {
         let arguments = Arguments::try_parse_from(["loadtest", "fanout", "--subscribers", "20000", "--topics", "1000"]).unwrap();
         let Command::Load(command) = arguments.command else { panic!("a load") };
-        assert!(Plan::new(&command).unwrap_err().contains("20000000"));
+        assert!(Plan::new(&command).unwrap_err().to_string().contains("20000000"));
     }
 
     #[test]

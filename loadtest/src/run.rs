@@ -135,7 +135,7 @@ struct Name {
 
 impl Name {
     fn new(role: &str, index: u32, connection: &ConnectionPlan) -> Self {
-        Self { client: format!("{role} {index}"), broker: connection.broker.clone() }
+        Self { client: format!("{role} {index}"), broker: connection.broker.to_string() }
     }
 
     fn fault(&self, fault: Fault) -> ClientFault {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::Output;
-use super::values::{BrokerAddress, PAYLOAD_BYTES_MAX, duration, positive_duration, rate, topic_name};
+use super::values::{PAYLOAD_BYTES_MAX, duration, positive_duration, rate, topic_name};
+use super::{BrokerAddress, Output, Transport};
 use crate::mesh::timetable::Fault;
 use crate::payload::STAMP_BYTES;
 use crate::wire::{QoS, Version};
@@ -23,9 +23,11 @@ Brokers must keep what waits for clients that are away: allow for the rate times
 #[derive(Debug, Args)]
 #[command(after_help = MESH_HELP)]
 pub(crate) struct Mesh {
-    /// Host and port of a broker; repeat it for each broker of the mesh.
+    /// Host and port, or mqtts://, ws:// or wss://HOST, of a broker; repeat it for each broker of the mesh.
     #[arg(long = "broker", value_name = "HOST[:PORT]", required = true)]
     pub(crate) brokers: Vec<BrokerAddress>,
+    #[command(flatten)]
+    pub(crate) transport: Transport,
     /// Protocol version.
     #[arg(long = "mqtt", value_name = "VERSION", value_enum, default_value = "5")]
     pub(crate) version: Version,

@@ -1,16 +1,20 @@
 //! The command line. What is impossible is refused here, by name, so that everything after can rely on it.
 
 mod mesh;
+mod transport;
 mod values;
 
+use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use thiserror::Error;
 
 pub(crate) use self::mesh::Mesh;
-pub(crate) use self::values::{BrokerAddress, duration};
+pub(crate) use self::transport::{BrokerAddress, Transport};
+pub(crate) use self::values::duration;
 use self::values::{positive_duration, rate, sizes, topic, topic_name};
 use crate::spread::{Popularity, Sizes};
 use crate::threshold::Threshold;
@@ -35,6 +39,11 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+/// Arguments that are right by themselves and impossible together.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -63,9 +72,14 @@ pub(crate) enum LoadCommand {
 /// Which brokers, and how to speak to them.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
-    /// Host and port; repeat it to spread the clients over several brokers.
-    #[arg(long = "broker", value_name = "HOST[:PORT]", default_value = "127.0.0.1:1883")]
+    /// Host and port, or mqtts://, ws:// or wss://HOST; repeat it to spread the clients over several brokers.
+    #[arg(long = "broker", value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     pub(crate) brokers: Vec<BrokerAddress>,
+    #[command(flatten)]
+    pub(crate) transport: Transport,
+    /// Local address to connect from; several are taken in turn, and each has ports of its own.
+    #[arg(long, value_name = "IP")]
+    pub(crate) bind: Vec<IpAddr>,
     /// Protocol version.
     #[arg(long = "mqtt", value_name = "VERSION", value_enum, default_value = "3.1.1")]
     pub(crate) version: Version,

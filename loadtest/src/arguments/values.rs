@@ -1,7 +1,5 @@
 //! Values on the command line: addresses, times, rates, topics, payload sizes.
 
-use std::net::IpAddr;
-use std::str::FromStr;
 use std::time::Duration;
 
 use crate::payload::STAMP_BYTES;
@@ -11,26 +9,6 @@ use crate::spread::Sizes;
 pub(super) const PAYLOAD_BYTES_MAX: i64 = 268_000_000;
 
 const TOPIC_BYTES_MAX: usize = 65_000;
-
-/// Host and port as the resolver takes them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct BrokerAddress(pub(crate) String);
-
-impl FromStr for BrokerAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let address = text.strip_prefix("mqtt://").unwrap_or(text);
-        if let Ok(ip) = address.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-            return Ok(Self(std::net::SocketAddr::new(ip, 1883).to_string()));
-        }
-        let (host, port) = address.rsplit_once(':').unwrap_or((address, "1883"));
-        match port.parse::<u16>() {
-            Ok(port) if port > 0 && !host.is_empty() && !host.contains('/') => Ok(Self(format!("{host}:{port}"))),
-            _ => Err("expected HOST, HOST:PORT, or [IPV6]:PORT with a port from 1 to 65535".to_owned()),
-        }
-    }
-}
 
 /// "10s", "1.5s", "500ms", "20us", "2m"
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -89,26 +67,6 @@ pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn broker_addresses() {
-        let table = [
-            ("localhost", Some("localhost:1883")),
-            ("broker.example:2883", Some("broker.example:2883")),
-            ("mqtt://10.0.0.1", Some("10.0.0.1:1883")),
-            ("::1", Some("[::1]:1883")),
-            ("[::1]", Some("[::1]:1883")),
-            ("[::1]:7", Some("[::1]:7")),
-            ("host:0", None),
-            ("host:65536", None),
-            (":1883", None),
-            ("http://host:80", None),
-            ("", None),
-        ];
-        for (text, expected) in table {
-            assert_eq!(text.parse::<BrokerAddress>().ok().map(|address| address.0).as_deref(), expected, "{text}");
-        }
-    }
 
     #[test]
     fn durations() {

@@ -4,11 +4,11 @@ use std::future::poll_fn;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use super::fault::Fault;
 use super::liveness::{Liveness, Traffic, Verdict};
+use super::stream::{Endpoint, Stream};
 use super::transport::Transport;
 use crate::clock::now_ns;
 use crate::wire::{
@@ -22,8 +22,7 @@ const KEEP_ALIVE_SECONDS: u16 = 60;
 /// What it takes to open a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionPlan {
-    /// Host and port.
-    pub(crate) broker: String,
+    pub(crate) broker: Endpoint,
     pub(crate) client_id: String,
     pub(crate) version: Version,
     pub(crate) session: Session,
@@ -51,9 +50,7 @@ impl Connection {
     /// When there is no broker, it refuses, or it answers anything but a right CONNACK.
     pub(crate) async fn open(plan: &ConnectionPlan) -> Result<Self, Fault> {
         let opened = async {
-            let stream = TcpStream::connect(&plan.broker).await.map_err(Fault::Connect)?;
-            stream.set_nodelay(true)?;
-            let mut transport = Transport::new(stream);
+            let mut transport = Transport::new(Stream::open(&plan.broker).await?);
             connect(plan.version, &plan.client_id, plan.session, plan.login.as_ref(), KEEP_ALIVE_SECONDS, transport.out())
                 .map_err(Fault::Unwritable)?;
             let mut early = Vec::new();
@@ -142,8 +139,7 @@ impl Connection {
     /// When the connection fails or the broker does not read.
     pub(crate) async fn close(&mut self) -> Result<(), Fault> {
         self.transport.out().extend_from_slice(&DISCONNECT);
-        let flushed = poll_fn(|cx| self.transport.poll_flush(cx));
-        timeout(self.timeout, flushed).await.unwrap_or(Err(Fault::Deaf(self.timeout)))
+        timeout(self.timeout, self.transport.close()).await.unwrap_or(Err(Fault::Deaf(self.timeout)))
     }
 }
 

@@ -3,8 +3,11 @@
 use std::io;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustls::CertificateError;
 use thiserror::Error;
 
+use super::websocket::WebSocketFault;
 use crate::wire::{QoS, WireFault};
 
 /// Why a client could not go on, and which.
@@ -23,6 +26,10 @@ pub(crate) struct ClientFault {
 pub(crate) enum Fault {
     #[error("cannot connect: {0}{hint}", hint = connect_hint(.0))]
     Connect(io::Error),
+    #[error("the TLS handshake failed: {0}{hint}", hint = tls_hint(.0))]
+    Tls(io::Error),
+    #[error(transparent)]
+    WebSocket(#[from] WebSocketFault),
     #[error("no answer within {0:?} (--timeout)")]
     NoAnswer(Duration),
     #[error("the connection failed: {0}")]
@@ -57,6 +64,23 @@ pub(crate) enum Fault {
 fn connect_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "; is a broker listening there?",
+        io::ErrorKind::AddrNotAvailable => {
+            "; all local ports to that address may be taken: more --broker or --bind addresses, or a wider \
+             net.ipv4.ip_local_port_range"
+        }
+        _ if [Errno::MFILE, Errno::NFILE].iter().any(|no| error.raw_os_error() == Some(no.raw_os_error())) => {
+            "; raise the limit of open files (ulimit -n, fs.file-max)"
+        }
+        _ => "",
+    }
+}
+
+fn tls_hint(error: &io::Error) -> &'static str {
+    match error.get_ref().and_then(|error| error.downcast_ref()) {
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            "; name the authority that has signed it with --cafile"
+        }
+        Some(rustls::Error::InvalidMessage(_)) => "; is that a port for TLS?",
         _ => "",
     }
 }

@@ -11,8 +11,11 @@ mod gate;
 mod in_flight;
 mod liveness;
 mod publisher;
+mod stream;
 mod subscriber;
+mod tls;
 mod transport;
+mod websocket;
 
 pub(crate) use connection::{Connection, ConnectionPlan};
 pub(crate) use fault::{ClientFault, Fault};
@@ -20,7 +23,10 @@ pub(crate) use flows::FlowKey;
 pub(crate) use gate::{Gate, Phase, PhaseSwitch};
 pub(crate) use in_flight::InFlight;
 pub(crate) use publisher::{Pace, Publisher, PublisherPlan};
+pub use stream::Endpoint;
 pub(crate) use subscriber::{Hears, PacketIds, Subscriber, SubscriberPlan};
+pub(crate) use tls::{Tls, Trust};
+pub(crate) use websocket::WebSocketFault;
 
 use crate::tally::Tally;
 

@@ -3,13 +3,13 @@
 //! Reading borrows a buffer of the thread, so an idle client holds none; only the beginning of an unfinished packet is kept.
 
 use std::cell::RefCell;
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::ReadBuf;
 
 use super::fault::Fault;
+use super::stream::Stream;
 use crate::wire::{Frame, split};
 
 /// Bytes asked for in one read.
@@ -24,7 +24,7 @@ thread_local! {
 
 /// See the module.
 pub(crate) struct Transport {
-    stream: TcpStream,
+    stream: Stream,
     /// The beginning of a packet whose end has not come. Grows by what was received, never by what was announced.
     unfinished: Vec<u8>,
     /// What is to be written; `out[..written]` is.
@@ -35,7 +35,7 @@ pub(crate) struct Transport {
 }
 
 impl Transport {
-    pub(crate) fn new(stream: TcpStream) -> Self {
+    pub(crate) fn new(stream: Stream) -> Self {
         Self { stream, unfinished: Vec::new(), out: Vec::new(), written: 0, bytes_read: 0, bytes_written: 0 }
     }
 
@@ -46,7 +46,7 @@ impl Transport {
 
     /// Bytes that wait for the socket.
     pub(crate) fn queued_bytes(&self) -> usize {
-        self.out.len() - self.written
+        self.out.len() - self.written + self.stream.queued_bytes()
     }
 
     /// Bytes read and written since the beginning.
@@ -66,7 +66,7 @@ impl Transport {
             let (front, space) = scratch.split_at_mut(carried);
             front.copy_from_slice(unfinished.get(..carried).unwrap_or_default());
             let mut space = ReadBuf::new(space);
-            ready!(Pin::new(stream).poll_read(cx, &mut space))?;
+            ready!(stream.poll_read(cx, &mut space))?;
             let fresh = space.filled().len();
             if fresh == 0 {
                 return Poll::Ready(Err(Fault::Closed));
@@ -88,7 +88,7 @@ impl Transport {
     /// Writes what is queued; ready when nothing is.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         while let Some(rest) = self.out.get(self.written..).filter(|rest| !rest.is_empty()) {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
+            let written = ready!(self.stream.poll_write(cx, rest))?;
             if written == 0 {
                 return Poll::Ready(Err(Fault::Closed));
             }
@@ -97,7 +97,13 @@ impl Transport {
         }
         self.out.clear();
         self.written = 0;
-        Poll::Ready(Ok(()))
+        self.stream.poll_flush(cx).map_err(Fault::from)
+    }
+
+    /// Writes what is queued and says good-bye.
+    pub(crate) async fn close(&mut self) -> Result<(), Fault> {
+        poll_fn(|cx| self.poll_flush(cx)).await?;
+        self.stream.close().await.map_err(Fault::from)
     }
 }
 
@@ -113,14 +119,13 @@ fn each_frame(mut input: &[u8], mut handle: impl FnMut(&Frame<'_>) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::future::poll_fn;
     use std::io::Write;
     use std::net::TcpListener;
 
     /// A transport, and the other end of its socket.
     async fn pair() -> (Transport, std::net::TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = Stream::open(&listener.local_addr().unwrap().to_string().into()).await.unwrap();
         (Transport::new(stream), listener.accept().unwrap().0)
     }
 

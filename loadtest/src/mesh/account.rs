@@ -291,7 +291,7 @@ impl FlowAccount {
 }
 
 fn home(plan: &MeshPlan, at: &[usize]) -> String {
-    at.first().and_then(|&broker| plan.brokers.get(broker)).cloned().unwrap_or_default()
+    at.first().and_then(|&broker| plan.brokers.get(broker)).map(ToString::to_string).unwrap_or_default()
 }
 
 impl Display for Account {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bits::Bits;
 use super::plan::MeshPlan;
-use crate::client::{Fault, Gate, Phase, PhaseSwitch};
+use crate::client::{Fault, Gate, Phase, PhaseSwitch, WebSocketFault};
 use crate::clock::now_ns;
 use crate::payload::Stamp;
 
@@ -257,6 +257,7 @@ impl Books {
         let text = format!("{client} at {broker}: {fault}");
         match fault {
             Fault::Wire(_)
+            | Fault::WebSocket(WebSocketFault::Malformed(_))
             | Fault::UnknownAcknowledgement(_)
             | Fault::SubscriptionRefused { .. }
             | Fault::QosLowered { .. }
@@ -268,6 +269,8 @@ impl Books {
                 }
             }
             Fault::Connect(_)
+            | Fault::Tls(_)
+            | Fault::WebSocket(_)
             | Fault::NoAnswer(_)
             | Fault::Connection(_)
             | Fault::Closed

@@ -55,7 +55,7 @@ pub(super) async fn live(who: Identity, mut role: impl Role, books: Arc<Books>) 
             Err(fault) => Err(fault),
         };
         if let Err(fault) = ended.as_ref() {
-            books.trouble(&name, &plan.broker, fault);
+            books.trouble(&name, &plan.broker.address, fault);
         }
         if ended.is_ok() || unless_closed(&books, &who.gate, sleep(RETRY_AFTER)).await.is_none() {
             return;

@@ -27,16 +27,16 @@ const DURATION: Duration = Duration::from_secs(10);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Mesh {
-    fn plan(&self) -> MeshPlan {
+    fn plan(&self) -> Result<MeshPlan> {
         let count = self.brokers.len();
-        let brokers = self.brokers.iter().map(|broker| broker.0.clone()).collect();
+        let brokers = self.transport.endpoints(&self.brokers)?;
         let at = |home: usize| if self.roam { (home..home + count).map(|place| place % count).collect() } else { vec![home] };
         let publishers = (0..count).flat_map(|home| self.qos.iter().map(move |&qos| (home, qos)));
         let publishers = publishers.flat_map(|one| std::iter::repeat_n(one, self.publishers as usize));
         let subscribers = (0..count).flat_map(|home| std::iter::repeat_n(home, self.subscribers as usize));
         let of_one_broker = self.qos.len() * self.publishers as usize;
         let login = self.username.as_ref().zip(self.password.as_ref());
-        MeshPlan {
+        Ok(MeshPlan {
             publishers: publishers.map(|(home, qos)| Publishing { at: at(home), qos }).collect(),
             subscribers: subscribers.map(|home| Subscribing { at: at(home), hears: None }).collect(),
             version: self.version,
@@ -48,8 +48,9 @@ impl Mesh {
             keeps_sessions: !self.clean,
             timeout: self.timeout,
             prefix: self.prefix.clone(),
-            ..MeshPlan::everywhere(brokers, &self.qos)
-        }
+            brokers,
+            ..MeshPlan::everywhere(Vec::new(), &[])
+        })
     }
 }
 
@@ -63,7 +64,7 @@ pub(crate) async fn run(command: &Mesh, progress: &mut Progress) -> Result<Repor
         None => String::new(),
     };
     let mut timetable = Timetable::new(&command.faults, &text).context("--timetable")?;
-    let plan = command.plan();
+    let plan = command.plan()?;
     let run = MeshRun::start(plan.clone()).context("cannot start the clients")?;
     let interrupted = tokio::select! {
         done = follow(command, &run, &mut timetable, progress) => {

@@ -3,14 +3,14 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::client::ConnectionPlan;
+use crate::client::{ConnectionPlan, Endpoint};
 use crate::wire::{Login, QoS, Session, Version};
 
 /// A run. Brokers, publishers and subscribers are known by their places in these lists.
 #[derive(Clone, Debug)]
 pub struct MeshPlan {
-    /// Host and port of each.
-    pub brokers: Vec<String>,
+    /// Where each is.
+    pub brokers: Vec<Endpoint>,
     /// Who sends; each has a topic of its own.
     pub publishers: Vec<Publishing>,
     /// Who listens.
@@ -55,7 +55,7 @@ pub struct Subscribing {
 }
 
 impl MeshPlan {
-    /// At every broker a publisher of each of these QoS and a subscriber to everything, all of whom stay.
+    /// At every broker, of these hosts and ports, a publisher of each of these QoS and a subscriber to everything, all of whom stay.
     #[must_use]
     pub fn everywhere(brokers: Vec<String>, qos: &[QoS]) -> Self {
         let publishers = (0..brokers.len()).flat_map(|at| qos.iter().map(move |&qos| Publishing { at: vec![at], qos }));
@@ -63,7 +63,7 @@ impl MeshPlan {
         Self {
             publishers: publishers.collect(),
             subscribers: subscribers.collect(),
-            brokers,
+            brokers: brokers.into_iter().map(Endpoint::from).collect(),
             version: Version::V5,
             login: None,
             rate: None,
@@ -96,7 +96,7 @@ impl MeshPlan {
     pub(super) fn connection(&self, run: u32, role: char, index: usize, at: &[usize], turn: usize) -> ConnectionPlan {
         let broker = at.get(turn % at.len().max(1)).and_then(|&broker| self.brokers.get(broker));
         ConnectionPlan {
-            broker: broker.cloned().unwrap_or_default(),
+            broker: broker.cloned().unwrap_or_else(|| String::new().into()),
             client_id: format!("lt{run:08x}{role}{index}"),
             version: self.version,
             session: if self.keeps_sessions { Session::Kept } else { Session::Clean },

@@ -12,12 +12,14 @@
 )]
 
 mod fake_broker;
+mod gateway;
 mod mosquitto;
 mod program;
 
 use std::time::Duration;
 
 use fake_broker::{FakeBroker, Manners};
+use gateway::{Gateway, Pki, Speaks};
 use program::{Finished, loadtest, refuse_connections};
 use serde_json::{Value, json};
 
@@ -225,6 +227,63 @@ fn threads_count_the_same() {
     let report = loadtest(&run).good("three threads");
     assert_eq!(fields(&report, LEDGER), [7_000, 0, 0, 0, 0, 0]);
     assert_eq!(report["latency_us"]["count"], 7_000);
+}
+
+#[test]
+fn tls_and_websocket_carry_the_same() {
+    let (broker, pki) = (FakeBroker::start(Manners::Honest), Pki::new());
+    for (speaks, scheme, flags) in [
+        (Speaks { tls: true, websocket: false }, "mqtts", "--tls"),
+        (Speaks { tls: false, websocket: true }, "ws", "--ws"),
+        (Speaks { tls: true, websocket: true }, "wss", "--tls --ws"),
+    ] {
+        let gateway = Gateway::start(speaks, &pki, broker.address());
+        let trust = if speaks.tls { pki.options() } else { String::new() };
+        for (to, qos) in [(format!("{} {flags}", gateway.address), 0), (format!("{scheme}://{}", gateway.address), 2)] {
+            let load = format!("--pairs 2 --qos {qos} --count 300 --payload-bytes 32-3000 {trust}");
+            let report = loadtest(&format!("pair --broker {to} {load}")).good(scheme);
+            assert_eq!(fields(&report, LEDGER), [600, 0, 0, 0, 0, 0], "{scheme}");
+        }
+        let large = format!("pair --broker {scheme}://{} --payload-bytes 400000 --count 5 {trust}", gateway.address);
+        assert_eq!(fields(&loadtest(&large).good("large"), ["delivered", "corrupted"]), [5, 0], "{scheme}");
+        let mesh = format!("mesh --broker {scheme}://{} --count 100 --drain 300ms {trust}", gateway.address);
+        assert_eq!(fields(&loadtest(&mesh).good("mesh"), ["lost", "duplicated", "corrupted"]), [0, 0, 0], "{scheme}");
+    }
+}
+
+#[test]
+fn a_broker_that_is_not_to_be_trusted_or_trusts_nobody_is_named() {
+    let (broker, pki, other) = (FakeBroker::start(Manners::Honest), Pki::new(), Pki::new());
+    let tls = Gateway::start(Speaks { tls: true, websocket: false }, &pki, broker.address());
+    let websocket = Gateway::start(Speaks { tls: false, websocket: true }, &pki, broker.address());
+    let port = tls.address.trim_start_matches("localhost:");
+    for (to, complaint) in [
+        (format!("mqtts://{} {}", tls.address, other.options()), "name the authority that has signed it with --cafile"),
+        (format!("mqtts://127.0.0.1:{port} {}", pki.options()), "the TLS handshake failed: invalid peer certificate"),
+        (format!("mqtts://{} --insecure", tls.address), "CertificateRequired"),
+        (format!("mqtts://{} {}", broker.address(), pki.options()), ""),
+        (format!("ws://{}/nowhere", websocket.address), "the broker does not open a WebSocket: \"HTTP/1.1 404 Not Found\""),
+        (format!("ws://{}", tls.address), "the broker does not open a WebSocket"),
+        (format!("{} --tls", tls.address), ""),
+    ] {
+        let finished = loadtest(&format!("pair --timeout 2s --count 1 --broker {to}"));
+        finished.failed_with(if to.ends_with("--tls") { 2 } else { 1 }, complaint);
+        assert!(finished.took < Duration::from_secs(15), "{to} took {:?}", finished.took);
+    }
+    let certificate = format!("--cert {} --key {}", pki.path("client.pem").display(), pki.path("client.key").display());
+    loadtest(&format!("pair --broker mqtts://127.0.0.1:{port} --insecure {certificate} --count 10")).good("whoever it is");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn too_many_clients_for_the_system_are_refused_with_what_to_do() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let finished = program::under("ulimit -n 100", &format!("pair --broker {} --pairs 100", broker.address()));
+    finished.failed_with(1, "200 clients need as many open files, and the system allows this process 100 (ulimit -n)");
+    let bound = format!("pair --broker {} --bind 127.0.0.2 --bind 127.0.0.3 --pairs 3 --count 10", broker.address());
+    assert_eq!(fields(&loadtest(&bound).good("bound"), LEDGER), [30, 0, 0, 0, 0, 0]);
+    let elsewhere = loadtest(&format!("pair --broker {} --bind 192.0.2.1 --count 10", broker.address()));
+    elsewhere.failed_with(1, "cannot connect: Cannot assign requested address");
 }
 
 /// Two publishers of each QoS and two subscribers, at two addresses of one broker.

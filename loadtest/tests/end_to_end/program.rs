@@ -33,11 +33,22 @@ pub(crate) fn loadtest(arguments: &str) -> Finished {
     start(arguments).finish()
 }
 
+/// Runs it after a command of the shell in the same process.
+#[cfg(unix)]
+pub(crate) fn under(command: &str, arguments: &str) -> Finished {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("{command} && exec {} \"$@\"", env!("CARGO_BIN_EXE_loadtest"))).arg("loadtest");
+    begin(shell, arguments).finish()
+}
+
 /// Starts `loadtest` with these arguments, and `--json` unless that is among them.
-#[expect(clippy::disallowed_methods, reason = "a test measures real time")]
 pub(crate) fn start(arguments: &str) -> Running {
+    begin(Command::new(env!("CARGO_BIN_EXE_loadtest")), arguments)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test measures real time")]
+fn begin(mut command: Command, arguments: &str) -> Running {
     let directory = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_loadtest"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     if !arguments.contains("--json") {
         command.arg("--json").arg(directory.path().join("report.json"));
