@@ -31,6 +31,8 @@ pub struct Refusals {
     pub deltas_throttled: Counter,
     /// Deltas that this broker does not understand, that do not add up, or of a register that is too large: nothing is known of it.
     pub deltas_not_understood: Counter,
+    /// Copies of registers that are not what their owners have signed. They were dropped, and asked for again.
+    pub copies_bad: Counter,
     /// Probes of traces, and answers to them, that came faster than they are followed, or of more traces than are remembered. They were dropped.
     pub traces_throttled: Counter,
 }

@@ -135,6 +135,7 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         deltas_untrusted,
         deltas_throttled,
         deltas_not_understood,
+        copies_bad,
         traces_throttled,
     } = refusals;
     let counts = [
@@ -151,11 +152,12 @@ fn refusals(refusals: &Refusals) -> impl Iterator<Item = Sample> {
         ("delta", "untrusted", deltas_untrusted),
         ("delta", "throttled", deltas_throttled),
         ("delta", "not_understood", deltas_not_understood),
+        ("copy", "bad", copies_bad),
         ("trace", "throttled", traces_throttled),
     ];
     counts.into_iter().map(|(word, reason, count)| {
         let help =
-            "Root claims, configuration messages, records, deltas of registers and traces that were not taken from peers as they came";
+            "Root claims, configuration messages, records, deltas and copies of registers and traces that were not taken from peers as they came";
         Sample::counter("mesh_control_refused", help, count.value()).with("word", word).with("reason", reason)
     })
 }

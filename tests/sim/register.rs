@@ -10,7 +10,7 @@ use mqtt_st_quic::limits::{
     REGISTER_DELTA_BYTES, REGISTER_FILTERS_MAX, REGISTER_ON_THE_WAY_BYTES, REGISTER_PUSHED_BYTES, REGISTER_TAIL_BYTES,
 };
 use mqtt_st_quic::shared::register::{
-    Change, Delta, DeltaHead, DeltaMode, End, Follow, Have, Judgement, Key, Page, Registers, Say, Value, Want,
+    Change, Delta, DeltaHead, DeltaMode, End, Follow, Have, Judgement, Key, Page, RegisterError, Registers, Say, Value, Want,
 };
 use mqtt_st_quic::shared::{Signature, SignedRecord};
 use parking_lot::Mutex;
@@ -275,7 +275,7 @@ impl World {
             Say::End(end) => {
                 let read = end.page.as_ref().map(|page| Page::decode_entries(&page.encode_entries()).unwrap());
                 assert_eq!(read, end.page.as_ref().map(|page| page.entries.clone()));
-                registers.hear_end(port, end, now, &mut out);
+                registers.hear_end(port, end, now, &mut out).unwrap();
             }
         }
         self.send(node, out);
@@ -417,12 +417,78 @@ fn whose_register_is_refused_is_a_member_of_whom_nothing_is_known() {
         _ => None,
     });
     let Have { owner, incarnation, version, .. } = at.unwrap();
-    let head = DeltaHead { owner, incarnation, version: version + 1, whole: true, echo: false, digest: 1 };
+    let (version, entries) = (version + 1, BASE as u64);
+    let head = DeltaHead { owner, incarnation, version, whole: true, echo: false, entries, bytes: 0, digest: [0; 32] };
     let wire = Delta { head, changes: vec![(filter("new"), Some(Value::Present))] }.encode();
     let signature = Signature { chain: Default::default(), scheme: 0, bytes: Default::default() };
     let signed = SignedRecord { wire: wire.into(), signature };
     assert!(registers.take(port, DeltaMode::Next, signed, now, &mut out).is_err());
     assert_eq!(state(&world), Some((false, 0)));
+}
+
+/// Pages of a copy are signed by nobody: of a neighbour that lies none count, and what is known of the register stays.
+#[test]
+fn a_copy_that_is_not_what_its_owner_has_signed_is_dropped() {
+    let mut world = World::new(1, 2);
+    world.link(0, 1);
+    (0..20).for_each(|_| world.step());
+    world.cut(0, 1);
+    ["new/1", "new/2"].iter().for_each(|filter| world.nodes[0].add(filter));
+    (0..20).for_each(|_| world.step());
+    let (owner, incarnation) = (id(0), Incarnation(1));
+    let mut out = Vec::new();
+    let all = Want { owner, incarnation, after: 0, behind: None, bytes: u32::MAX };
+    let (asker, mut now) = (PortId { peer: id(7), generation: 1 }, world.now);
+    world.nodes[0].registers.port_up(asker, now, &mut out);
+    world.nodes[0].registers.hear_want(asker, all, now, &mut out);
+    let (mut newest, mut version, mut entries) = (None, 0, BTreeMap::new());
+    for (_, say) in out.drain(..) {
+        let Say::Delta(_, signed) = say else { continue };
+        let delta = Delta::decode(&signed.wire).unwrap();
+        (newest, version) = (Some(signed), delta.head.version);
+        for (key, value) in delta.changes {
+            match value {
+                Some(value) => entries.insert(key, value),
+                None => entries.remove(&key),
+            };
+        }
+    }
+    let (newest, good): (_, Vec<_>) = (newest.unwrap(), entries.into_iter().collect());
+    let without = |gone: usize| good.iter().enumerate().filter(move |(place, _)| *place != gone).map(|(_, entry)| entry.clone());
+    let other = (filter("new/3"), Value::Present);
+    let echo = (Key::Echo(id(5)), Value::Present);
+    let lies: [(bool, Vec<(Key, Value)>); 4] = [
+        (true, without(0).collect()),
+        // As many entries of as many bytes.
+        (true, without(good.iter().position(|(key, _)| *key == filter("new/2")).unwrap()).chain([other.clone()]).collect()),
+        // No end is in sight.
+        (false, good.iter().cloned().chain([other, echo]).collect()),
+        (false, vec![(filter(&"long".repeat(10_000)), Value::Present)]),
+    ];
+    let registers = &world.nodes[1].registers;
+    let known = || world.nodes[1].mirror.0.lock().get(&owner).map(|(known, content)| (*known, content.len()));
+    let liar = PortId { peer: id(8), generation: 1 };
+    registers.port_up(liar, now, &mut out);
+    registers.hear_have(liar, &[Have { owner, incarnation, version, age: Duration::ZERO }], now, &mut out);
+    let mut answer = |last, entries: &[(Key, Value)], says_size: bool| {
+        while !out.drain(..).any(|(port, say)| port == liar && matches!(say, Say::Want(want) if want.owner == owner)) {
+            now += Duration::from_secs(1);
+            registers.hear_have(liar, &[Have { owner, incarnation, version, age: Duration::ZERO }], now, &mut out);
+        }
+        if says_size {
+            registers.take(liar, DeltaMode::Copy, SignedRecord::clone(&newest), now, &mut out).unwrap();
+        }
+        let page = Some(Page { last, entries: entries.to_vec() });
+        registers.hear_end(liar, End { owner, incarnation, version, page }, now, &mut out)
+    };
+    for (last, entries) in &lies {
+        assert!(matches!(answer(*last, entries, true), Err(RegisterError::BadCopy { .. })), "{} entries", entries.len());
+        assert_eq!(known(), Some((true, BASE)));
+    }
+    assert_eq!(answer(true, &good, false), Ok(()));
+    assert_eq!(known(), Some((true, BASE)), "nobody said how large it is");
+    assert_eq!(answer(true, &good, true), Ok(()));
+    assert_eq!(known(), Some((true, BASE + 2)));
 }
 
 /// Nothing is kept any more for the subscriptions of one who leaves: that is to be told.

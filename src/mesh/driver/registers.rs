@@ -37,7 +37,12 @@ impl Driver {
             RegisterWord::Delta { mode, wire, seal } => return self.delta(from, mode, wire, &seal, now),
             RegisterWord::Have(haves) => registers.hear_have(from, &haves, now, &mut out),
             RegisterWord::Want(want) => registers.hear_want(from, want, now, &mut out),
-            RegisterWord::End(end) => registers.hear_end(from, end, now, &mut out),
+            RegisterWord::End(end) => {
+                if let Err(error) = registers.hear_end(from, end, now, &mut out) {
+                    self.book.refusals.copies_bad.add(1);
+                    self.complain(from, "a copy of a register is dropped", &error);
+                }
+            }
         }
         self.say(out);
     }

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::key::digest;
+use super::key::wire;
+use super::sum::Sum;
 use super::{Change, Delta, DeltaHead, Key, Value};
 use crate::ids::Incarnation;
 use crate::limits::{REGISTER_TAIL_BYTES, REGISTER_TAIL_DELTAS};
 use crate::shared::SignedRecord;
 
-/// What an entry takes besides its key, about.
-const ENTRY_OVERHEAD_BYTES: usize = 128;
+/// What an entry takes besides its bytes, about.
+const ENTRY_OVERHEAD_BYTES: u64 = 128;
 /// What a delta takes besides its bytes, about.
 const DELTA_OVERHEAD_BYTES: usize = 192;
 
@@ -24,14 +25,13 @@ pub(super) struct Content {
     pub(super) whole: bool,
     /// The last version that asked for an echo.
     pub(super) echo: u64,
-    /// At this version its owner said the digest last.
-    told_version: u64,
-    /// What its owner says the digest is.
-    told_digest: u128,
-    digest: u128,
+    /// What its owner said last of it as a whole.
+    told: Option<DeltaHead>,
+    /// Of our own, and of a copy that is being made. Who follows what came live has each step signed, and need not add it up.
+    sum: Option<Sum>,
     entries: BTreeMap<Key, Value>,
-    /// Keys of all entries, with what they take besides.
-    entry_bytes: usize,
+    /// Of all entries as they travel.
+    entry_bytes: u64,
     /// The deltas up to `version`, the newest last; at least one, once one was told.
     tail: VecDeque<Arc<SignedRecord>>,
     tail_bytes: usize,
@@ -42,9 +42,21 @@ impl Content {
         Self { incarnation, ..Self::default() }
     }
 
+    /// Our own.
+    pub(super) fn own(incarnation: Incarnation) -> Self {
+        Self { sum: Some(Sum::default()), ..Self::new(incarnation) }
+    }
+
     /// A copy that is begun, of which no entry has come.
-    pub(super) fn copied(incarnation: Incarnation, version: u64) -> Self {
-        Self { incarnation, version, ..Self::default() }
+    pub(super) fn copied(head: &DeltaHead, signed: Arc<SignedRecord>) -> Self {
+        let mut copy = Self { version: head.version, ..Self::own(head.incarnation) };
+        copy.head(head, signed);
+        copy
+    }
+
+    /// A copy that adds up is followed from now on.
+    pub(super) fn settled(self) -> Self {
+        Self { sum: None, ..self }
     }
 
     /// Of which life, and how far.
@@ -54,12 +66,28 @@ impl Content {
 
     /// What it takes, about.
     pub(super) fn bytes(&self) -> usize {
-        self.tail_bytes + self.entry_bytes
+        self.tail_bytes + taken_bytes(self.entries.len() as u64, self.entry_bytes)
     }
 
-    /// Whether it is the register that its owner says it is.
+    /// What it takes when it is all that its owner says.
+    pub(super) fn told_bytes(&self) -> usize {
+        self.told.as_ref().map_or(0, told_bytes)
+    }
+
+    /// Whether it is as large as its owner says.
+    pub(super) fn is_as_large_as_told(&self) -> bool {
+        self.told.is_some_and(|told| (told.entries, told.bytes) == (self.entries.len() as u64, self.entry_bytes))
+    }
+
+    /// Whether it is larger than its owner says: a copy never is, also while it is being made.
+    pub(super) fn is_larger_than_told(&self) -> bool {
+        self.told.is_none_or(|told| told.entries < self.entries.len() as u64 || told.bytes < self.entry_bytes)
+    }
+
+    /// Whether a copy is the register that its owner says it is.
     pub(super) fn adds_up(&self) -> bool {
-        self.digest == self.told_digest && !self.tail.is_empty()
+        let digest = self.sum.as_ref().map(Sum::digest);
+        self.is_as_large_as_told() && digest.is_some() && digest == self.told.map(|told| told.digest)
     }
 
     /// Takes in the delta that continues it. Gives what has really changed.
@@ -71,15 +99,14 @@ impl Content {
 
     /// The owner's own word on how it is at this version. Who has followed what came live has it.
     pub(super) fn head(&mut self, head: &DeltaHead, signed: Arc<SignedRecord>) {
-        if self.told_version >= head.version {
+        if self.told.is_some_and(|told| told.version >= head.version) {
             return;
         }
-        self.told_version = head.version;
+        self.told = Some(*head);
         self.whole |= head.whole;
         if head.echo {
             self.echo = head.version;
         }
-        self.told_digest = head.digest;
         self.tail_bytes += kept_bytes(&signed);
         self.tail.push_back(signed);
         while self.tail.len() > 1 && (self.tail_bytes > REGISTER_TAIL_BYTES || self.tail.len() > REGISTER_TAIL_DELTAS) {
@@ -96,17 +123,19 @@ impl Content {
 
     /// Whether that is news.
     fn set(&mut self, key: &Key, value: Option<&Value>) -> bool {
+        if let Some(value) = value {
+            let wire = wire(key, value);
+            self.entry_bytes += wire.len() as u64;
+            self.sum.iter_mut().for_each(|sum| sum.add(&wire));
+        }
         let old = match value {
-            Some(value) => {
-                self.digest = self.digest.wrapping_add(digest(key, value));
-                self.entry_bytes += key.len() + ENTRY_OVERHEAD_BYTES;
-                self.entries.insert(key.clone(), value.clone())
-            }
+            Some(value) => self.entries.insert(key.clone(), value.clone()),
             None => self.entries.remove(key),
         };
         if let Some(old) = &old {
-            self.digest = self.digest.wrapping_sub(digest(key, old));
-            self.entry_bytes -= key.len() + ENTRY_OVERHEAD_BYTES;
+            let wire = wire(key, old);
+            self.entry_bytes -= wire.len() as u64;
+            self.sum.iter_mut().for_each(|sum| sum.remove(&wire));
         }
         old.as_ref() != value
     }
@@ -146,13 +175,40 @@ impl Content {
         gone.map(|key| (key.clone(), None)).chain(put.map(|(key, value)| (key.clone(), Some(value.clone())))).collect()
     }
 
-    /// The digest after `changes`, no two of which are of one key.
-    pub(super) fn digest_after(&self, changes: &[Change]) -> u128 {
-        changes.iter().fold(self.digest, |sum, (key, value)| {
-            let old = self.value(key).map_or(0, |old| digest(key, old));
-            sum.wrapping_sub(old).wrapping_add(value.as_ref().map_or(0, |value| digest(key, value)))
-        })
+    /// Our own after `changes`, no two of which are of one key: entries, their bytes, what they add up to.
+    pub(super) fn after(&self, changes: &[Change]) -> (u64, u64, Sum) {
+        let (mut entries, mut bytes) = (self.entries.len() as u64, self.entry_bytes);
+        let mut sum = self.sum.clone().unwrap_or_default();
+        for (key, value) in changes {
+            if let Some(value) = value {
+                let wire = wire(key, value);
+                (entries, bytes) = (entries + 1, bytes + wire.len() as u64);
+                sum.add(&wire);
+            }
+            if let Some(old) = self.value(key) {
+                let wire = wire(key, old);
+                (entries, bytes) = (entries - 1, bytes - wire.len() as u64);
+                sum.remove(&wire);
+            }
+        }
+        (entries, bytes, sum)
     }
+
+    /// Our own has said this, and adds up to `sum` by now.
+    pub(super) fn said(&mut self, delta: Delta, signed: Arc<SignedRecord>, sum: Sum) {
+        self.sum = None;
+        self.apply(delta, signed);
+        self.sum = Some(sum);
+    }
+}
+
+/// What a register takes, by its owner's word.
+pub(super) fn told_bytes(head: &DeltaHead) -> usize {
+    taken_bytes(head.entries, head.bytes)
+}
+
+fn taken_bytes(entries: u64, bytes: u64) -> usize {
+    usize::try_from(entries.saturating_mul(ENTRY_OVERHEAD_BYTES).saturating_add(bytes)).unwrap_or(usize::MAX)
 }
 
 /// What a delta takes; its certificate is shared with others.

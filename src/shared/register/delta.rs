@@ -24,8 +24,12 @@ pub struct DeltaHead {
     pub whole: bool,
     /// The owner waits until others have told that they took it in.
     pub echo: bool,
-    /// Sum of the digests of all entries after this delta.
-    pub digest: u128,
+    /// Entries after this delta.
+    pub entries: u64,
+    /// Bytes of all of them as they travel.
+    pub bytes: u64,
+    /// What they add up to.
+    pub digest: [u8; 32],
 }
 
 impl DeltaHead {
@@ -50,8 +54,9 @@ impl DeltaHead {
         if flags & !(WHOLE | ECHO) != 0 || version == 0 {
             return Err(FrameError::Value { field: "delta", value: u64::from(flags) });
         }
-        let digest = u128::from_be_bytes(reader.array("digest")?);
-        Ok(Self { owner, incarnation, version, whole: flags & WHOLE != 0, echo: flags & ECHO != 0, digest })
+        let (entries, bytes) = (reader.varint("number of entries")?, reader.varint("bytes of entries")?);
+        let digest = reader.array("digest")?;
+        Ok(Self { owner, incarnation, version, whole: flags & WHOLE != 0, echo: flags & ECHO != 0, entries, bytes, digest })
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
@@ -59,7 +64,9 @@ impl DeltaHead {
         put_varint(out, self.incarnation.0);
         put_varint(out, self.version);
         out.push(if self.whole { WHOLE } else { 0 } | if self.echo { ECHO } else { 0 });
-        out.extend_from_slice(&self.digest.to_be_bytes());
+        put_varint(out, self.entries);
+        put_varint(out, self.bytes);
+        out.extend_from_slice(&self.digest);
     }
 }
 
@@ -109,7 +116,7 @@ impl Delta {
 pub enum DeltaMode {
     /// It continues what the receiver has.
     Next,
-    /// It ends a copy, and says what that must add up to.
+    /// It begins or ends a copy, and says how large that is and what it must add up to.
     Copy,
 }
 
@@ -205,8 +212,8 @@ pub struct End {
     pub page: Option<Page>,
 }
 
-/// Part of a copy: entries in the order of their keys, as they are at [`End::version`]. Nobody has signed them: the digest of the delta that ends
-/// the copy tells whether they are what their owner said.
+/// Part of a copy: entries in the order of their keys, as they are at [`End::version`]. Nobody has signed them: the head of the delta that comes with
+/// the first part tells how much they can be, and that with the last whether they are what their owner said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     /// There are no more.

@@ -4,8 +4,6 @@
 
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-
 use crate::frame::{FrameError, Reader, put_block, put_varint};
 use crate::ids::{BrokerId, Incarnation};
 
@@ -192,12 +190,9 @@ pub(super) fn read_entries(bytes: &[u8]) -> Result<Vec<(Key, Value)>, FrameError
     Ok(entries)
 }
 
-/// What an entry adds to the digest of its register.
-pub(super) fn digest(key: &Key, value: &Value) -> u128 {
+/// An entry as it travels, which is also what stands for it in the sum of its register.
+pub(super) fn wire(key: &Key, value: &Value) -> Vec<u8> {
     let mut bytes = Vec::new();
     put_change(&mut bytes, key, Some(value));
-    let hash = Sha256::digest(&bytes);
-    let mut first = [0; size_of::<u128>()];
-    first.iter_mut().zip(hash.iter()).for_each(|(to, from)| *to = *from);
-    u128::from_be_bytes(first)
+    bytes
 }

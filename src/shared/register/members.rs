@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::content::Content;
+use super::content::{Content, told_bytes};
 use super::own::ENTRY_BYTES;
 use super::port::{Place, Port, pass_on};
-use super::seek::{Copying, Seek, seek};
+use super::seek::{Copied, Copying, Room, Seek, seek};
 use super::{Change, Delta, DeltaHead, DeltaMode, Echo, End, Follow, Have, Key, Page, Register, RegisterError, Value, Want};
 use crate::ids::{BrokerId, Incarnation, PortId};
 use crate::limits::{
@@ -94,7 +94,7 @@ enum Fit {
     Next,
     /// It continues the copy that is being made.
     Copy,
-    /// It says what the copy must add up to.
+    /// It says how large the copy is, and what it must add up to.
     CopyHead,
 }
 
@@ -230,7 +230,7 @@ impl Registers {
     pub fn begin(&self, incarnation: Incarnation) {
         let mut inner = self.inner.lock();
         if inner.own.is_none() {
-            inner.own = Some(Content::new(incarnation));
+            inner.own = Some(Content::own(incarnation));
             // Who has nothing to say must say so: of whom nothing is known wants everything.
             self.register.ask_echo();
         }
@@ -252,13 +252,14 @@ impl Registers {
         let Some(own) = &mut inner.own else { return };
         inner.told_at = Some(now);
         let mut tell = |own: &mut Content, changes: Vec<Change>, whole: bool, echo: bool| {
-            let digest = own.digest_after(&changes);
-            let (incarnation, version) = (own.incarnation, own.version + 1);
-            let delta = Delta { head: DeltaHead { owner: self.own, incarnation, version, whole, echo, digest }, changes };
+            let (entries, bytes, sum) = own.after(&changes);
+            let (incarnation, version, digest) = (own.incarnation, own.version + 1, sum.digest());
+            let head = DeltaHead { owner: self.own, incarnation, version, whole, echo, entries, bytes, digest };
+            let delta = Delta { head, changes };
             let wire = delta.encode();
             let Some(signature) = sign(&wire) else { return Err(delta.changes) };
-            let (head, signed) = (delta.head, Arc::new(SignedRecord { wire: wire.into(), signature }));
-            own.apply(delta, Arc::clone(&signed));
+            let signed = Arc::new(SignedRecord { wire: wire.into(), signature });
+            own.said(delta, Arc::clone(&signed), sum);
             pass_on(&mut inner.ports, None, &head, &signed, now);
             Ok(())
         };
@@ -360,6 +361,7 @@ impl Registers {
         let signed = Arc::new(signed);
         let seek = inner.seeks.get_mut(&owner);
         let result = match (fit, seek) {
+            _ if told_bytes(&head) > REGISTER_BYTES_MAX => Err(RegisterError::TooLarge { owner, bytes: REGISTER_BYTES_MAX }),
             (Fit::Copy, Some(Seek { copy: Some(copy), .. })) => {
                 copy.content.apply(delta, signed);
                 Ok(())
@@ -376,11 +378,12 @@ impl Registers {
                     pass_on(&mut inner.ports, Some(from), &head, &signed, seen);
                     Ok(())
                 } else {
-                    Err(RegisterError::Digest { owner, version: head.version })
+                    Err(RegisterError::Size { owner, version: head.version })
                 }
             }
         };
-        let result = result.and_then(|()| inner.check_size(owner));
+        let fits = inner.bytes_besides_copies() + inner.bytes_of_copies(None) <= REGISTERS_BYTES_MAX;
+        let result = result.and_then(|()| fits.then_some(()).ok_or(RegisterError::NoRoom { owner, bytes: REGISTERS_BYTES_MAX }));
         if result.is_err() {
             self.refuse(inner, owner, now);
         }
@@ -397,7 +400,7 @@ impl Registers {
         let is_current = member.next.is_none();
         let Some(content) = member.next.as_mut().or(member.current.as_mut()) else { return false };
         let changed = content.apply(delta, Arc::clone(signed));
-        if !content.adds_up() {
+        if !content.is_as_large_as_told() {
             return false;
         }
         if is_current {
@@ -508,7 +511,9 @@ impl Registers {
                     entries.push((key.clone(), value.clone()));
                 }
                 let last = has == version && rest.peek().is_none();
-                if let (true, Some(newest)) = (last, content.newest()) {
+                // Before the first entries come, it must be known how many there can be.
+                let says_size = last || behind.is_none();
+                if let (true, Some(newest)) = (says_size, content.newest()) {
                     out.push((from, Say::Delta(DeltaMode::Copy, Arc::clone(newest))));
                 }
                 (Some(Page { last, entries }), has)
@@ -520,51 +525,54 @@ impl Registers {
     }
 
     /// A neighbour has answered.
-    pub fn hear_end(&self, from: PortId, end: End, now: Instant, out: &mut Vec<(PortId, Say)>) {
+    ///
+    /// # Errors
+    /// [`RegisterError::BadCopy`]: it was part of a copy that is not what the register's owner has signed. That copy is dropped, and asked for again later,
+    /// rather of another neighbour; what is known of the register stays. [`RegisterError::NoRoom`]: nothing is known of it from now on.
+    pub fn hear_end(&self, from: PortId, end: End, now: Instant, out: &mut Vec<(PortId, Say)>) -> Result<(), RegisterError> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
-        if end.owner == self.own {
+        let End { owner, incarnation, version, page } = end;
+        if owner == self.own {
             inner.ports.get_mut(&from).into_iter().for_each(Port::arrived);
-            return inner.flush(self.own, now, out);
+            inner.flush(self.own, now, out);
+            return Ok(());
         }
-        let seen = inner.seen_of(end.owner, from, now);
-        let Some(seek) = inner.seeks.get_mut(&end.owner) else { return };
-        let Some(asked) = seek.answered(from) else { return };
+        let (seen, place) = (inner.seen_of(owner, from, now), inner.members.get(&owner).map_or_else(Place::default, Member::place));
+        let room = Room { members: inner.bytes_besides_copies(), copies: inner.bytes_of_copies(Some(owner)) };
+        let Some(seek) = inner.seeks.get_mut(&owner) else { return Ok(()) };
+        let Some(asked) = seek.answered(from) else { return Ok(()) };
         if let Some(port) = inner.ports.get_mut(&from) {
             port.wants = port.wants.saturating_sub(1);
-            if port.place_of(end.owner).0 == end.incarnation {
-                port.correct(end.owner, (end.incarnation, end.version), seen);
+            if port.place_of(owner).0 == incarnation {
+                port.correct(owner, (incarnation, version), seen);
             }
         }
-        let went_on = match end.page {
-            None => inner.version_of(end.owner, asked.incarnation) > asked.after,
-            Some(page) => {
-                let new = || Copying { port: from, content: Content::copied(asked.incarnation, end.version), behind: None };
-                let copy = seek.copy.get_or_insert_with(new);
-                let is_in_step = copy.content.version == end.version && end.incarnation == asked.incarnation;
-                copy.behind = page.entries.last().map(|(key, _)| key.clone()).or(copy.behind.take());
-                copy.content.fill(page.entries);
-                if let Some((head, signed)) = seek.head.take().filter(|(head, _)| head.version == copy.content.version) {
-                    copy.content.head(&head, signed);
-                }
-                let is_whole = page.last && copy.content.adds_up();
-                if is_in_step
-                    && is_whole
-                    && let Some(copy) = seek.copy.take()
-                {
-                    self.finish_copy(inner, end.owner, copy.content, seen);
-                }
-                // A copy that is all there is and does not add up, or misses what came live, is begun anew.
-                is_in_step && (is_whole || !page.last)
+        let went_further = || place.0 == asked.incarnation && place.1 > asked.after;
+        let copied = match page {
+            None if went_further() => Copied::GoesOn,
+            Some(page) if incarnation == asked.incarnation => seek.copied(from, (incarnation, version), page, &room),
+            None | Some(_) => Copied::Ends,
+        };
+        let (went_on, result) = match copied {
+            Copied::GoesOn => (true, Ok(())),
+            Copied::IsWhole(content) => {
+                self.finish_copy(inner, owner, content, seen);
+                (true, Ok(()))
+            }
+            Copied::Ends => (false, Ok(())),
+            Copied::IsNotWhatWasSaid => (false, Err(RegisterError::BadCopy { owner, version })),
+            Copied::HasNoRoom => {
+                // What is known of it is old, and will not be followed.
+                self.refuse(inner, owner, now);
+                (false, Err(RegisterError::NoRoom { owner, bytes: REGISTERS_BYTES_MAX }))
             }
         };
-        if let Some(seek) = inner.seeks.get_mut(&end.owner) {
+        if let Some(seek) = inner.seeks.get_mut(&owner) {
             seek.went(went_on, from, now);
         }
-        if inner.check_size(end.owner).is_err() {
-            self.refuse(inner, end.owner, now);
-        }
         self.seek_all(inner, now, out);
+        result
     }
 
     fn finish_copy(&self, inner: &mut Inner, owner: BrokerId, content: Content, seen: Instant) {
@@ -672,19 +680,15 @@ impl Inner {
         known.or_else(member).or_else(left).unwrap_or(now)
     }
 
-    /// Up to which version there is all of this life.
-    fn version_of(&self, owner: BrokerId, incarnation: Incarnation) -> u64 {
-        let place = self.members.get(&owner).map_or_else(Place::default, Member::place);
-        if place.0 == incarnation { place.1 } else { 0 }
+    /// What registers take of which something is known.
+    fn bytes_besides_copies(&self) -> usize {
+        self.members.values().map(Member::bytes).sum()
     }
 
-    fn check_size(&self, owner: BrokerId) -> Result<(), RegisterError> {
-        let copy = |seek: &Seek| seek.copy.as_ref().map_or(0, |copy| copy.content.bytes());
-        let members: usize = self.members.values().map(Member::bytes).sum();
-        let copies: usize = self.seeks.values().map(copy).sum();
-        let one = self.members.get(&owner).map_or(0, Member::bytes) + self.seeks.get(&owner).map_or(0, copy);
-        let fits = one <= 2 * REGISTER_BYTES_MAX && members + copies <= REGISTERS_BYTES_MAX;
-        if fits { Ok(()) } else { Err(RegisterError::TooLarge { owner, bytes: REGISTER_BYTES_MAX }) }
+    /// What copies take that are being made, when they are as large as their owners say; without that of one.
+    fn bytes_of_copies(&self, without: Option<BrokerId>) -> usize {
+        let copies = self.seeks.iter().filter(|(owner, _)| Some(**owner) != without);
+        copies.filter_map(|(_, seek)| seek.copy.as_ref()).map(|copy| copy.content.told_bytes()).sum()
     }
 
     /// Gives out what neighbours are to be sent and told.

@@ -5,15 +5,16 @@
 //! on all links, and is kept until the owner leaves the roster: however the tree moves, and while the owner is dead or cut off.
 //!
 //! Everybody keeps the newest deltas of each register, for neighbours that were away for a moment. Who needs older ones is given a **copy** of the
-//! entries in pages, and what comes live meanwhile. Each delta says a digest of the whole register after it: by that of the newest
-//! who has made a copy knows whether it is what the owner said, whoever handed it on.
+//! entries in pages, and what comes live meanwhile. Each delta says how large the whole register is after it and what its
+//! entries add up to: so who makes a copy knows how much can come, and in the end whether it is what the owner said, whoever handed it on.
 //!
 //! | file | duty |
 //! |---|---|
 //! | `key` | keys and values, and their wire form |
 //! | `delta` | deltas, and what two neighbours say to each other about them |
 //! | `own` | this broker's side: what it has to say |
-//! | `content` | one register: entries, deltas, digest |
+//! | `content` | one register: entries, deltas |
+//! | `sum` | what entries add up to |
 //! | `members` | all registers, and what is passed on |
 //! | `port` | a neighbour: what it has, as far as we know |
 //! | `seek` | who is asked for what |
@@ -38,6 +39,7 @@ mod members;
 mod own;
 mod port;
 mod seek;
+mod sum;
 
 pub use delta::{Delta, DeltaHead, DeltaMode, End, Have, Page, Want};
 pub use key::{Echo, Key, ShareMembers, Value};
@@ -69,13 +71,29 @@ pub enum RegisterError {
     /// Not the format.
     #[error("malformed register: {0}")]
     Frame(#[from] FrameError),
-    /// A delta whose owner says a digest that its own entries do not have.
-    #[error("the register of broker {owner} does not add up at version {version}")]
-    Digest {
+    /// A delta whose owner says that there are more or fewer entries than it has told.
+    #[error("the register of broker {owner} is not as large as it says at version {version}")]
+    Size {
         /// Whose.
         owner: BrokerId,
         /// Where.
         version: u64,
+    },
+    /// A neighbour's copy that is not what the owner has signed.
+    #[error("a copy of the register of broker {owner} that is not what that broker has signed at version {version}")]
+    BadCopy {
+        /// Whose.
+        owner: BrokerId,
+        /// Where.
+        version: u64,
+    },
+    /// There is no room.
+    #[error("all registers together have more than {bytes} bytes, with that of broker {owner}")]
+    NoRoom {
+        /// The last one that grew.
+        owner: BrokerId,
+        /// Allowed.
+        bytes: usize,
     },
     /// More than a broker may tell.
     #[error("the register of broker {owner} has more than {bytes} bytes")]

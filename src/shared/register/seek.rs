@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::content::Content;
 use super::port::{Place, Port};
-use super::{DeltaHead, Key, Want};
+use super::{DeltaHead, Key, Page, Want};
 use crate::ids::{BrokerId, Incarnation, PortId};
-use crate::limits::REGISTER_ON_THE_WAY_BYTES;
+use crate::limits::{REGISTER_ON_THE_WAY_BYTES, REGISTERS_BYTES_MAX};
 use crate::shared::SignedRecord;
 
 /// A neighbour that was asked and says nothing for so long is not waited for.
@@ -26,7 +26,7 @@ const WANTS_PER_PORT: usize = 8;
 pub(super) struct Seek {
     /// A copy that is being made.
     pub(super) copy: Option<Copying>,
-    /// What it must add up to, once that is told.
+    /// How large it is and what it must add up to, with the next part.
     pub(super) head: Option<(DeltaHead, Arc<SignedRecord>)>,
     asked: Option<Asked>,
     /// Nothing is asked before.
@@ -44,6 +44,30 @@ pub(super) struct Copying {
     pub(super) content: Content,
     /// The last key that came.
     pub(super) behind: Option<Key>,
+}
+
+/// What other registers take, bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// What is known.
+    pub(super) members: usize,
+    /// Other copies that are being made.
+    pub(super) copies: usize,
+}
+
+/// What has become of a copy.
+#[derive(Debug)]
+pub(super) enum Copied {
+    /// There is more of it.
+    GoesOn,
+    /// It is what its owner says.
+    IsWhole(Content),
+    /// It misses what came live, or others are being made that leave it no room: it is begun anew.
+    Ends,
+    /// There is no room for it beside what is known.
+    HasNoRoom,
+    /// The neighbour that gives it lies.
+    IsNotWhatWasSaid,
 }
 
 /// A question that is open.
@@ -69,6 +93,37 @@ impl Seek {
     pub(super) fn lost(&mut self, port: PortId) {
         self.asked.take_if(|asked| asked.port == port);
         self.copy.take_if(|copy| copy.port == port);
+    }
+
+    /// Part of a copy has come, all of which is at `place`.
+    pub(super) fn copied(&mut self, from: PortId, place: Place, page: Page, room: &Room) -> Copied {
+        let head = self.head.take().filter(|(head, _)| head.place() == place);
+        if self.copy.is_none() {
+            // It begins with its owner's word on how large it is.
+            let Some((head, signed)) = &head else { return Copied::Ends };
+            let content = Content::copied(head, Arc::clone(signed));
+            let bytes = room.members.saturating_add(content.told_bytes());
+            if bytes > REGISTERS_BYTES_MAX {
+                return Copied::HasNoRoom;
+            }
+            if bytes.saturating_add(room.copies) > REGISTERS_BYTES_MAX {
+                return Copied::Ends;
+            }
+            self.copy = Some(Copying { port: from, content, behind: None });
+        }
+        let Some(copy) = self.copy.as_mut().filter(|copy| copy.content.place() == place) else { return Copied::Ends };
+        copy.behind = page.entries.last().map(|(key, _)| key.clone()).or(copy.behind.take());
+        if let Some((head, signed)) = head {
+            copy.content.head(&head, signed);
+        }
+        copy.content.fill(page.entries);
+        if copy.content.is_larger_than_told() || page.last && !copy.content.adds_up() {
+            return Copied::IsNotWhatWasSaid;
+        }
+        match self.copy.take_if(|_| page.last) {
+            Some(copy) => Copied::IsWhole(copy.content.settled()),
+            None => Copied::GoesOn,
+        }
     }
 
     /// The neighbour has answered.
