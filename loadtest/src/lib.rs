@@ -6,6 +6,7 @@
 //! | [`arguments`] | the command line |
 //! | [`plan`] | who does what: every client of a run |
 //! | [`run`] | opens the clients, follows the course, collects what everyone has to say |
+//! | [`connect`] | a run that only connects |
 //! | [`course`] | warm up, measure, finish: decided from counts and moments alone |
 //! | [`client`] | one publisher or subscriber over one socket |
 //! | [`wire`] | MQTT packets, out and in |
@@ -14,13 +15,14 @@
 //! | [`ledger`] | lost, duplicated, reordered: one flow's books |
 //! | [`mesh`] | clients that outlive their connections, at every broker of a mesh; an account of each flow |
 //! | [`pace`], [`timer`] | the open loop's schedule, and waking for it |
-//! | [`tally`] | what all clients have counted |
+//! | [`tally`], [`watch`], [`series`], [`usage`] | what all clients have counted, over time, and what brokers' processes have used |
 //! | [`report`], [`threshold`], [`progress`] | the results, the conditions on them, the bar |
 //! | [`clock`] | the one place that reads time |
 
 mod arguments;
 mod client;
 mod clock;
+mod connect;
 mod course;
 mod ledger;
 pub mod mesh;
@@ -30,10 +32,13 @@ mod plan;
 mod progress;
 mod report;
 mod run;
+mod series;
 mod spread;
 mod tally;
 mod threshold;
 mod timer;
+mod usage;
+mod watch;
 mod wire;
 
 use std::fs;
@@ -78,10 +83,15 @@ pub fn main() -> ExitCode {
 
 /// A load: runs, reports and judges.
 fn load(plan: &Plan, output: &Output) -> Result<ExitCode> {
-    allow_sockets(plan.publishers.len() + plan.subscribers.len())?;
+    allow_sockets(plan.connections().count())?;
     let runtime = runtime(plan.threads)?;
     let mut progress = Progress::new(output.quiet);
-    let outcome = runtime.block_on(run::run(plan, &mut progress));
+    let outcome = runtime.block_on(async {
+        match &plan.idle {
+            Some(idle) => connect::run(plan, idle, &mut progress).await,
+            None => run::run(plan, &mut progress).await,
+        }
+    });
     // A name that is still being looked up is not worth waiting for.
     runtime.shutdown_background();
     conclude(&Report::new(plan, outcome?), output)

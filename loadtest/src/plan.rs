@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::arguments::{EndToEnd, Fanin, Fanout, Latency, Load, LoadCommand, Pair, Pub, Sub, Target, Usage};
+use crate::arguments::{Connect, EndToEnd, Fanin, Fanout, Latency, Load, LoadCommand, Pair, Pub, Sub, Target, Usage};
 use crate::client::{ConnectionPlan, Endpoint, Hears, Pace, PublisherPlan, SubscriberPlan};
 use crate::course::CoursePlan;
 use crate::progress::Extent;
@@ -49,6 +49,20 @@ pub(crate) struct Plan {
     /// Connections opened at the same time.
     pub(crate) connecting: usize,
     pub(crate) threads: u16,
+    /// The brokers' processes.
+    pub(crate) pids: Vec<u32>,
+    /// Sessions that were kept for the run are ended after it.
+    pub(crate) forgets: bool,
+    /// Of a run that only connects.
+    pub(crate) idle: Option<Idle>,
+}
+
+/// Connections that do nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Idle {
+    pub(crate) connections: Vec<ConnectionPlan>,
+    /// How long to keep them all.
+    pub(crate) hold: Duration,
 }
 
 impl Plan {
@@ -61,6 +75,7 @@ impl Plan {
         match command {
             LoadCommand::Pub(command) => publish_only(command, run),
             LoadCommand::Sub(command) => subscribe_only(command, run),
+            LoadCommand::Connect(command) => connect_only(command, run),
             LoadCommand::Pair(Pair { end_to_end, pairs, subscribers }) => {
                 between_ends("pair", end_to_end, Shape::Pairs { pairs: *pairs, subscribers: *subscribers }, run)
             }
@@ -76,6 +91,13 @@ impl Plan {
         }
     }
 
+    /// All connections that it opens.
+    pub(crate) fn connections(&self) -> impl Iterator<Item = &ConnectionPlan> {
+        let publishers = self.publishers.iter().map(|(connection, _)| connection);
+        let subscribers = self.subscribers.iter().map(|(connection, _)| connection);
+        publishers.chain(subscribers).chain(self.idle.iter().flat_map(|idle| &idle.connections))
+    }
+
     /// Flows that its publishers begin.
     pub(crate) fn flows(&self) -> usize {
         self.publishers.iter().map(|(_, publisher)| publisher.names.len()).sum()
@@ -88,6 +110,9 @@ impl Plan {
 
     /// What the run will have done when it is over.
     pub(crate) fn extent(&self) -> Extent {
+        if let Some(idle) = &self.idle {
+            return Extent::Connected(idle.connections.len() as u64);
+        }
         let sent = self.publishers.iter().map(|(_, publisher)| publisher.count).sum::<Option<u64>>().filter(|&sent| sent > 0);
         match (self.course.duration, sent, self.course.awaited) {
             (Some(duration), ..) => {
@@ -122,6 +147,15 @@ fn publish_only(command: &Pub, run: u32) -> Result<Plan> {
     });
     let publishers = publishers.collect();
     Ok(Plan { publishers, ..target.plan("pub", run, load.course(&shape, load.rate, target.timeout)).with(load, load.rate, &shape) })
+}
+
+fn connect_only(command: &Connect, run: u32) -> Result<Plan> {
+    let Connect { target, connections, rate, ramp, hold, .. } = command;
+    let brokers = target.transport.endpoints(&target.brokers)?;
+    let connections = (0..*connections).map(|index| target.connection(&brokers, index as usize, 'c', index, run));
+    let idle = Idle { connections: connections.collect(), hold: *hold };
+    let plan = target.plan("connect", run, CoursePlan { closed_loop: rate.is_none(), ..CoursePlan::default() });
+    Ok(Plan { rate: *rate, ramp: ramp.unwrap_or_default(), idle: Some(idle), ..plan })
 }
 
 fn subscribe_only(command: &Sub, run: u32) -> Result<Plan> {
@@ -266,6 +300,9 @@ impl Target {
             settle: Duration::ZERO,
             connecting: self.connecting as usize,
             threads: self.threads,
+            pids: self.pids.clone(),
+            forgets: self.persistent && self.client_id.is_none(),
+            idle: None,
         }
     }
 
@@ -273,12 +310,14 @@ impl Target {
     fn connection(&self, brokers: &[Endpoint], nth: usize, role: char, index: u32, run: u32) -> ConnectionPlan {
         let login = self.username.as_ref().zip(self.password.as_ref());
         let broker = brokers.get(nth % brokers.len().max(1)).cloned().unwrap_or_else(|| String::new().into());
+        let client_id = self.client_id.clone().unwrap_or_else(|| format!("lt{run:08x}"));
         let from = self.bind.get(index as usize % self.bind.len().max(1)).copied();
         ConnectionPlan {
             broker: Endpoint { from, ..broker },
-            client_id: format!("lt{run:08x}{role}{index}"),
+            client_id: format!("{client_id}{role}{index}"),
             version: self.version,
-            session: Session::Clean,
+            session: if self.persistent { Session::Kept } else { Session::Clean },
+            keep_alive_seconds: self.keep_alive,
             login: login.map(|(username, password)| Login { username: username.clone(), password: password.clone() }),
             timeout: self.timeout,
         }

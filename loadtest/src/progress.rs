@@ -23,6 +23,8 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     Time(Duration),
+    /// So many connections are open.
+    Connected(u64),
     /// So many messages have been sent.
     Sent(u64),
     /// So many messages have been delivered.
@@ -35,7 +37,7 @@ impl Extent {
     fn length(self) -> Option<u64> {
         match self {
             Self::Time(duration) => Some(milliseconds(duration)),
-            Self::Sent(messages) | Self::Delivered(messages) => Some(messages),
+            Self::Connected(count) | Self::Sent(count) | Self::Delivered(count) => Some(count),
             Self::Unknown => None,
         }
     }
@@ -43,6 +45,7 @@ impl Extent {
     fn position(self, elapsed: Duration, now: &Snapshot) -> u64 {
         match self {
             Self::Time(_) | Self::Unknown => milliseconds(elapsed),
+            Self::Connected(_) => now.connected,
             Self::Sent(_) => now.sent,
             Self::Delivered(_) => now.delivered,
         }
@@ -135,11 +138,13 @@ fn milliseconds(duration: Duration) -> u64 {
 
 fn rates(since: Duration, before: &Snapshot, now: &Snapshot) -> String {
     let rate = |before: u64, now: u64| (now - before) as f64 / since.as_secs_f64();
+    let connected = format!("connected {} at {:.0}/s", now.connected, rate(before.connected, now.connected));
     let sent = format!("sent {:.0}/s", rate(before.sent, now.sent));
     let delivered = format!("delivered {:.0}/s", rate(before.delivered, now.delivered));
     let acknowledged = format!("acknowledged {:.0}/s", rate(before.acknowledged, now.acknowledged));
     let flawed = now.duplicated + now.reordered + now.corrupted;
     let parts = [
+        (now.connected > 0, connected),
         (now.sent > 0, sent),
         (now.acknowledged > 0, acknowledged),
         (now.delivered > 0, delivered),

@@ -3,13 +3,15 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::client::{FlowKey, Hears};
+use crate::connect::Connections;
 use crate::ledger::Flow;
 use crate::mesh::{Account, FlowAccount, MeshPlan, PublisherAccount};
 use crate::plan::Plan;
 use crate::run::Outcome;
+use crate::series::Span;
 use crate::spread::Sizes;
 use crate::tally::{Latencies, Snapshot};
 use crate::wire::{QoS, Version};
@@ -24,9 +26,10 @@ const BUSY_SHARE: f64 = 0.9;
 const LATE_US: f64 = 1_000.0;
 
 /// The report of a run. Rates and latencies are of the measured time, the ledger is of the whole run.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Report {
-    pub(crate) command: &'static str,
+    pub(crate) command: String,
     pub(crate) mqtt: Option<Version>,
     pub(crate) qos: Option<QoS>,
     pub(crate) publishers: usize,
@@ -54,6 +57,12 @@ pub(crate) struct Report {
     pub(crate) loadtest_processors: Option<f64>,
     /// Whether loadtest, rather than a broker, bounded the result.
     pub(crate) loadtest_was_the_limit: bool,
+    /// Of `connect`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) connections: Option<ConnectionsReport>,
+    /// What the brokers' processes used, where they were watched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) broker: Option<BrokerReport>,
     pub(crate) sent: u64,
     pub(crate) acknowledged: u64,
     pub(crate) unacknowledged: u64,
@@ -70,13 +79,74 @@ pub(crate) struct Report {
     pub(crate) imperfect_flows: Vec<FlowReport>,
     pub(crate) faults: Vec<String>,
     pub(crate) interrupted: bool,
+    /// Percentiles, and the latency in microseconds that these stay below: closer to each other the higher they are.
+    pub(crate) latency_curve: Vec<(f64, f64)>,
+    /// The run over time.
+    pub(crate) series: Vec<Span>,
     /// What came of each flow; only of `mesh`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mesh: Option<Account>,
 }
 
+/// What came of connections that do nothing.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConnectionsReport {
+    pub(crate) asked: u64,
+    pub(crate) opened: u64,
+    /// That never came about.
+    pub(crate) failed: u64,
+    /// That ended before they should.
+    pub(crate) dropped: u64,
+    pub(crate) opened_per_second: Option<f64>,
+    /// How long they idled.
+    pub(crate) held_seconds: f64,
+    /// What the brokers' memory grew by for each.
+    pub(crate) broker_bytes_each: Option<f64>,
+    /// Processors that the brokers kept busy while they idled.
+    pub(crate) broker_processors_idle: Option<f64>,
+}
+
+impl ConnectionsReport {
+    fn new(connections: &Connections, measured: Option<&(Snapshot, Snapshot)>, total: &Snapshot, rates: Option<&Rates>) -> Self {
+        let Connections { asked, failed, dropped, held } = *connections;
+        let used = |from: &Snapshot, to: &Snapshot| from.broker.zip(to.broker);
+        let grown = measured.and_then(|(start, _)| used(start, total));
+        let idled = measured.and_then(|(_, opened)| used(opened, total)).filter(|_| !held.is_zero());
+        let opened = total.connected;
+        Self {
+            asked,
+            opened,
+            failed,
+            dropped,
+            opened_per_second: rates.map(|rates| rates.connected),
+            held_seconds: held.as_secs_f64(),
+            broker_bytes_each: grown
+                .filter(|_| opened > 0)
+                .map(|(from, to)| (to.resident_bytes as f64 - from.resident_bytes as f64) / opened as f64),
+            broker_processors_idle: idled
+                .map(|(from, to)| to.processor_time.saturating_sub(from.processor_time).as_secs_f64() / held.as_secs_f64()),
+        }
+    }
+}
+
+/// What the brokers' processes used together.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct BrokerReport {
+    /// Processors they kept busy while it was measured.
+    pub(crate) processors: Option<f64>,
+    /// Processor time for a message delivered (or, where nobody subscribes, sent; or a connection opened).
+    pub(crate) us_per_message: Option<f64>,
+    /// Resident memory when measuring began, the most there was, and at the end.
+    pub(crate) bytes_at_start: Option<u64>,
+    pub(crate) bytes_max: u64,
+    pub(crate) bytes_at_end: Option<u64>,
+}
+
 /// One flow that is not perfect.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct FlowReport {
     pub(crate) publisher: u32,
     /// Of the publisher's topics.
@@ -89,7 +159,8 @@ pub(crate) struct FlowReport {
 }
 
 /// A distribution, in microseconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Quantiles {
     pub(crate) count: u64,
     pub(crate) min: f64,
@@ -124,14 +195,15 @@ impl Quantiles {
 impl Report {
     /// The report of `plan`'s `outcome`.
     pub(crate) fn new(plan: &Plan, outcome: Outcome) -> Self {
-        let Outcome { measured, total, latencies, lateness, sent, unacknowledged, flows, stalls, faults, interrupted } = outcome;
+        let Outcome { measured, total, latencies, lateness, sent, unacknowledged, flows, stalls, .. } = outcome;
+        let Outcome { connections, series, broker_bytes_max, faults, interrupted, .. } = outcome;
         let flows = flow_reports(plan, &sent, flows);
         let rates = measured.and_then(|(start, end)| Rates::between(&start, &end));
         let lateness_us = Quantiles::of(&lateness);
         let busy = rates.as_ref().is_some_and(|rates| rates.processors >= BUSY_SHARE * f64::from(plan.threads));
         let late = lateness_us.as_ref().is_some_and(|lateness| lateness.p50 >= LATE_US);
         Self {
-            command: plan.command,
+            command: plan.command.to_owned(),
             mqtt: Some(plan.version),
             qos: Some(plan.qos),
             publishers: plan.publishers.len(),
@@ -149,6 +221,9 @@ impl Report {
             loadtest_us_per_message: rates.as_ref().and_then(|rates| rates.us_per_message),
             loadtest_processors: rates.as_ref().map(|rates| rates.processors),
             loadtest_was_the_limit: busy || late,
+            connections: connections
+                .map(|connections| ConnectionsReport::new(&connections, measured.as_ref(), &total, rates.as_ref())),
+            broker: broker_report(measured.as_ref(), rates.as_ref(), broker_bytes_max),
             sent: total.sent,
             acknowledged: total.acknowledged,
             unacknowledged,
@@ -163,6 +238,8 @@ impl Report {
             imperfect_flows: imperfect(flows),
             faults,
             interrupted,
+            latency_curve: curve(&latencies),
+            series,
             mesh: None,
         }
     }
@@ -172,7 +249,7 @@ impl Report {
         let sum = |count: fn(&PublisherAccount) -> u64| account.publishers.iter().map(count).sum();
         let total = |count: fn(&FlowAccount) -> u64| account.flows.iter().map(count).sum();
         Self {
-            command: "mesh",
+            command: "mesh".to_owned(),
             mqtt: Some(plan.version),
             publishers: plan.publishers.len(),
             subscribers: plan.subscribers.len(),
@@ -199,11 +276,54 @@ impl Report {
     }
 }
 
+impl Report {
+    /// What loadtest and the brokers used for each `unit`.
+    fn write_processors(&self, out: &mut Formatter<'_>, unit: &str) -> fmt::Result {
+        if let (Some(us_per_message), Some(processors)) = (self.loadtest_us_per_message, self.loadtest_processors) {
+            writeln!(out, "loadtest    {us_per_message:.3} us of processor a {unit}, {:.0} % of one", processors * 100.0)?;
+        }
+        if let Some(BrokerReport { processors, us_per_message, bytes_at_start, bytes_max, bytes_at_end }) = &self.broker {
+            let told = |value: Option<f64>, digits| value.map_or("?".to_owned(), |value| format!("{value:.digits$}"));
+            let mebibytes = |bytes: Option<u64>| told(bytes.map(|bytes| bytes as f64 / 1048576.0), 1);
+            writeln!(
+                out,
+                "broker      {} us of processor a {unit}, {} % of one; memory {} MiB, at most {}, then {}",
+                told(*us_per_message, 3),
+                told(processors.map(|processors| processors * 100.0), 0),
+                mebibytes(*bytes_at_start),
+                mebibytes(Some(*bytes_max)),
+                mebibytes(*bytes_at_end),
+            )?;
+        }
+        if self.loadtest_was_the_limit {
+            writeln!(out, "            loadtest was the limit here, not the broker (--threads, or more processes)")?;
+        }
+        Ok(())
+    }
+}
+
+fn write_connections(out: &mut Formatter<'_>, connections: &ConnectionsReport, seconds: Option<f64>) -> fmt::Result {
+    let ConnectionsReport { asked, opened, failed, dropped, opened_per_second, held_seconds, .. } = connections;
+    let (seconds, rate) = (seconds.unwrap_or_default(), opened_per_second.unwrap_or_default());
+    writeln!(out, "connected   {opened} of {asked} in {seconds:.2} s: {rate:.0}/s; failed {failed}, dropped {dropped}")?;
+    write!(out, "idle        {held_seconds:.1} s")?;
+    if let Some(bytes) = connections.broker_bytes_each {
+        write!(out, ", {bytes:.0} bytes of the broker each")?;
+    }
+    if let Some(processors) = connections.broker_processors_idle {
+        write!(out, ", {:.1} % of a processor for all", processors * 100.0)?;
+    }
+    writeln!(out)
+}
+
 /// What was counted in a time, by the second.
 struct Rates {
     seconds: f64,
+    connected: f64,
     sent: f64,
     delivered: f64,
+    /// Processor time is shared out among so many.
+    messages: f64,
     us_per_message: Option<f64>,
     processors: f64,
 }
@@ -214,15 +334,43 @@ impl Rates {
         let seconds = Duration::from_nanos(end.at_ns.checked_sub(start.at_ns).filter(|&elapsed| elapsed > 0)?).as_secs_f64();
         let (sent, delivered) = ((end.sent - start.sent) as f64, (end.delivered - start.delivered) as f64);
         let busy_seconds = end.processor_time.saturating_sub(start.processor_time).as_secs_f64();
-        let messages = if delivered > 0.0 { delivered } else { sent };
+        let connected = (end.connected - start.connected) as f64;
+        let messages = [delivered, sent, connected].into_iter().find(|&count| count > 0.0).unwrap_or_default();
         Some(Self {
             seconds,
+            connected: connected / seconds,
             sent: sent / seconds,
             delivered: delivered / seconds,
+            messages,
             us_per_message: (messages > 0.0).then(|| busy_seconds * 1e6 / messages),
             processors: busy_seconds / seconds,
         })
     }
+}
+
+/// `None` where no process was watched.
+fn broker_report(measured: Option<&(Snapshot, Snapshot)>, rates: Option<&Rates>, bytes_max: u64) -> Option<BrokerReport> {
+    let (start, end) = measured?;
+    let used = start.broker.zip(end.broker).map(|(start, end)| end.processor_time.saturating_sub(start.processor_time));
+    let busy_seconds = used.map(|used| used.as_secs_f64());
+    (start.broker.or(end.broker)).map(|_| BrokerReport {
+        processors: busy_seconds.zip(rates).map(|(busy, rates)| busy / rates.seconds),
+        us_per_message: busy_seconds
+            .zip(rates.filter(|rates| rates.messages > 0.0))
+            .map(|(busy, rates)| busy * 1e6 / rates.messages),
+        bytes_at_start: start.broker.map(|usage| usage.resident_bytes),
+        bytes_max,
+        bytes_at_end: end.broker.map(|usage| usage.resident_bytes),
+    })
+}
+
+/// Two points for each halving of what lies above.
+fn curve(latencies: &Latencies) -> Vec<(f64, f64)> {
+    if latencies.is_empty() {
+        return Vec::new();
+    }
+    let points = latencies.iter_quantiles(2).map(|point| (point.quantile_iterated_to(), point.value_iterated_to()));
+    points.map(|(quantile, nanoseconds)| ((quantile * 1e8).round() / 1e6, nanoseconds as f64 / 1e3)).collect()
 }
 
 /// All flows: those that carried messages, and those that should have.
@@ -260,7 +408,10 @@ impl Display for Report {
         if let (Some(version), Some(qos)) = (self.mqtt, self.qos) {
             write!(out, "  MQTT {version}  QoS {qos}")?;
         }
-        write!(out, "  {} publishers  {} subscribers", self.publishers, self.subscribers)?;
+        match &self.connections {
+            Some(connections) => write!(out, "  {} connections", connections.asked)?,
+            None => write!(out, "  {} publishers  {} subscribers", self.publishers, self.subscribers)?,
+        }
         if let Some(payload_sizes) = &self.payload_sizes {
             write!(out, "  {payload_sizes} B  window {}", self.window)?;
         }
@@ -274,6 +425,12 @@ impl Display for Report {
         if let Some(account) = &self.mesh {
             return write!(out, "{account}");
         }
+        if let Some(connections) = &self.connections {
+            write_connections(out, connections, self.measured_seconds)?;
+            write_quantiles(out, "latency", self.latency_us.as_ref())?;
+            write_quantiles(out, "lateness", self.lateness_us.as_ref())?;
+            return self.write_processors(out, "connection");
+        }
         match (self.measured_seconds, self.sent_per_second, self.delivered_per_second) {
             (Some(seconds), Some(sent), Some(delivered)) => {
                 writeln!(out, "measured    {seconds:.2} s: sent {sent:.0}/s, delivered {delivered:.0}/s")?;
@@ -282,12 +439,7 @@ impl Display for Report {
         }
         write_quantiles(out, "latency", self.latency_us.as_ref())?;
         write_quantiles(out, "lateness", self.lateness_us.as_ref())?;
-        if let (Some(us_per_message), Some(processors)) = (self.loadtest_us_per_message, self.loadtest_processors) {
-            writeln!(out, "loadtest    {us_per_message:.3} us of processor a message, {:.0} % of one", processors * 100.0)?;
-        }
-        if self.loadtest_was_the_limit {
-            writeln!(out, "            loadtest was the limit here, not the broker (--threads, or more processes)")?;
-        }
+        self.write_processors(out, "message")?;
         writeln!(
             out,
             "messages    sent {}, acknowledged {}, unacknowledged {}, refused {}, delivered {}",
@@ -366,6 +518,9 @@ mod tests {
             unacknowledged: 1,
             flows: vec![(0, key(0), flow(&[0, 2, 1, 1])), (1, key(1), flow(&[0, 1, 2, 3]))],
             stalls: 0,
+            connections: None,
+            series: Vec::new(),
+            broker_bytes_max: 0,
             faults: Vec::new(),
             interrupted: false,
         }

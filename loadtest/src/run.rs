@@ -13,15 +13,19 @@ use crate::client::{
     ClientFault, Connection, ConnectionPlan, Fault, FlowKey, Gate, Pace, Phase, PhaseSwitch, Publisher, Shared, Subscriber,
 };
 use crate::clock::nanoseconds;
+use crate::connect::Connections;
 use crate::course::{Course, Step};
 use crate::ledger::Flow;
 use crate::pace::{Schedule, wake_when_due};
 use crate::plan::Plan;
 use crate::progress::Progress;
+use crate::series::Span;
 use crate::tally::{Latencies, Snapshot, Tally};
+use crate::watch::Watch;
+use crate::wire::Session;
 
 /// How often the course is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What came of a run.
 pub(crate) struct Outcome {
@@ -39,9 +43,39 @@ pub(crate) struct Outcome {
     /// By subscriber and flow.
     pub(crate) flows: Vec<(u32, FlowKey, Flow)>,
     pub(crate) stalls: u64,
+    /// Of a run that only connects.
+    pub(crate) connections: Option<Connections>,
+    pub(crate) series: Vec<Span>,
+    /// The most memory the brokers' processes had.
+    pub(crate) broker_bytes_max: u64,
     /// What went wrong, in order.
     pub(crate) faults: Vec<String>,
     pub(crate) interrupted: bool,
+}
+
+impl Outcome {
+    /// Nothing has come of anything yet, but for these counts.
+    ///
+    /// # Errors
+    /// As for [`Tally::new`].
+    pub(crate) fn nothing(total: Snapshot) -> Result<Self> {
+        let none = Tally::new(1)?;
+        Ok(Self {
+            measured: None,
+            total,
+            latencies: none.latencies()?,
+            lateness: none.lateness(),
+            sent: Vec::new(),
+            unacknowledged: 0,
+            flows: Vec::new(),
+            stalls: 0,
+            connections: None,
+            series: Vec::new(),
+            broker_bytes_max: 0,
+            faults: Vec::new(),
+            interrupted: false,
+        })
+    }
 }
 
 /// Carries out `plan`.
@@ -81,7 +115,7 @@ pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome>
     )
     .await?;
 
-    let begun = shared.tally.snapshot();
+    let (watch, begun) = Watch::begin(&plan.pids, &shared.tally)?;
     let warm_up = if plan.publishers.is_empty() { Duration::ZERO } else { plan.course.warm_up };
     shared.tally.measure_from(begun.at_ns + nanoseconds(warm_up));
     let schedule = plan.rate.map(|rate| Schedule::new(begun.at_ns, rate, plan.publishers.len() as u32, plan.ramp));
@@ -101,14 +135,35 @@ pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome>
         pacer.spawn(wake_when_due(schedule, gates.clone(), shared.clone()));
     }
     progress.running(plan.extent());
-    let run = Run { course: Course::new(plan.course, begun), shared, gates, doorbells, faults: Vec::new(), interrupted: false };
-    run.follow(clients, pacer, progress, plan.flows()).await
+    let kept: Vec<_> = if plan.forgets { plan.connections().cloned().collect() } else { Vec::new() };
+    let run =
+        Run { course: Course::new(plan.course, begun), watch, shared, gates, doorbells, faults: Vec::new(), interrupted: false };
+    let mut outcome = run.follow(clients, pacer, progress, plan.flows()).await?;
+    if outcome.faults.is_empty() {
+        outcome.faults.extend(forget(kept, plan.connecting).await.err().map(|fault| format!("{fault:#}")));
+    }
+    Ok(outcome)
+}
+
+/// Ends the sessions that these connections have left at brokers.
+async fn forget(kept: Vec<ConnectionPlan>, at_a_time: usize) -> Result<()> {
+    let quiet = Progress::new(true);
+    let clients = kept.into_iter().map(|plan| async move {
+        let plan = ConnectionPlan { session: Session::Clean, ..plan };
+        let ended = async { Connection::open(&plan).await?.close().await };
+        ended.await.map_err(|fault| ClientFault {
+            client: format!("the kept session {}", plan.client_id),
+            broker: plan.broker.to_string(),
+            fault,
+        })
+    });
+    open(at_a_time, &quiet, clients).await.map(drop)
 }
 
 /// Opens clients, so many at a time; in their order.
 async fn open<T: Send + 'static>(
     at_a_time: usize,
-    progress: &mut Progress,
+    progress: &Progress,
     clients: impl Iterator<Item = impl Future<Output = Result<T, ClientFault>> + Send + 'static>,
 ) -> Result<Vec<T>> {
     let mut waiting = clients.enumerate();
@@ -169,6 +224,7 @@ async fn serve_subscriber(name: Name, mut subscriber: Subscriber) -> Ended {
 /// A run whose clients are under way.
 struct Run {
     course: Course,
+    watch: Watch,
     shared: Arc<Shared>,
     /// Of the publishers.
     gates: Arc<[Arc<Gate>]>,
@@ -220,7 +276,7 @@ impl Run {
                     self.advance(Phase::Close);
                 }
                 _ = look.tick(), if !closing => {
-                    let now = self.shared.tally.snapshot();
+                    let now = self.look();
                     progress.update(self.course.elapsed(&now), &now);
                     let step = self.course.look(now);
                     self.take(step);
@@ -239,9 +295,19 @@ impl Run {
             unacknowledged,
             flows,
             stalls: self.course.stalls(),
+            connections: None,
+            series: self.watch.spans(),
+            broker_bytes_max: self.watch.broker_bytes_max(),
             faults: self.faults,
             interrupted: self.interrupted,
         })
+    }
+
+    /// The counts of this moment. A process that is gone is a fault, once.
+    fn look(&mut self) -> Snapshot {
+        let (now, gone) = self.watch.look(&self.shared.tally);
+        gone.into_iter().for_each(|gone| self.fail(gone.to_string()));
+        now
     }
 
     fn take(&mut self, step: Step) {
@@ -260,7 +326,8 @@ impl Run {
     }
 
     fn advance(&mut self, phase: Phase) {
-        self.course.stop(self.shared.tally.snapshot());
+        let (now, _) = self.watch.look(&self.shared.tally);
+        self.course.stop(now);
         self.shared.phase.advance(phase);
         self.gates.iter().chain(&self.doorbells).for_each(|gate| gate.wake());
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hdrhistogram::{AdditionError, CreationError, Histogram};
 
 use crate::clock;
+use crate::usage::Usage;
 
 /// The longest latency told apart from longer ones: one hour, in nanoseconds.
 const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
@@ -18,6 +19,46 @@ const LATENCY_DIGITS: u8 = 3;
 
 /// Latencies, in nanoseconds.
 pub(crate) type Latencies = Histogram<u64>;
+
+/// How long messages took: all of them, and those since the last look.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    all: Latencies,
+    recent: Recent,
+}
+
+/// How long the messages of some time took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recent {
+    pub(crate) count: u64,
+    pub(crate) sum_ns: u64,
+    pub(crate) max_ns: u64,
+}
+
+impl Recorder {
+    /// So many messages took so long.
+    #[inline]
+    pub(crate) fn record(&mut self, latency_ns: u64, messages: u64) {
+        self.all.saturating_record_n(latency_ns, messages);
+        self.recent = self.recent.and(&Recent { count: messages, sum_ns: latency_ns.saturating_mul(messages), max_ns: latency_ns });
+    }
+}
+
+impl Recent {
+    /// Both times together.
+    pub(crate) fn and(self, more: &Self) -> Self {
+        Self {
+            count: self.count + more.count,
+            sum_ns: self.sum_ns.saturating_add(more.sum_ns),
+            max_ns: self.max_ns.max(more.max_ns),
+        }
+    }
+
+    /// `None` where there was nothing.
+    pub(crate) fn mean_ns(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum_ns as f64 / self.count as f64)
+    }
+}
 
 /// A counter that only grows.
 #[derive(Debug, Default)]
@@ -38,6 +79,8 @@ impl Counter {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Tally {
+    /// Connections that brokers have accepted, of a run that only connects.
+    pub(crate) connected: Counter,
     pub(crate) sent: Counter,
     /// QoS 1 and 2: messages the broker has taken.
     pub(crate) acknowledged: Counter,
@@ -55,9 +98,9 @@ pub(crate) struct Tally {
     pub(crate) finished: Counter,
     /// Messages due earlier are counted but not measured.
     measured_from_ns: AtomicU64,
-    latencies: Mutex<Latencies>,
+    latencies: Mutex<Recorder>,
     /// One for each thread after the first, so that threads need not wait for each other.
-    more_latencies: Vec<Mutex<Latencies>>,
+    more_latencies: Vec<Mutex<Recorder>>,
     /// How late the pacer woke.
     lateness: Mutex<Latencies>,
 }
@@ -68,8 +111,10 @@ impl Tally {
     /// # Errors
     /// When the histogram's bounds are impossible, which they are not.
     pub(crate) fn new(threads: usize) -> Result<Self, CreationError> {
-        let histogram = || Histogram::new_with_bounds(1, LATENCY_MAX_NS, LATENCY_DIGITS).map(Mutex::new);
+        let histogram = || Histogram::new_with_bounds(1, LATENCY_MAX_NS, LATENCY_DIGITS);
+        let recorder = || histogram().map(|all| Mutex::new(Recorder { all, recent: Recent::default() }));
         Ok(Self {
+            connected: Counter::default(),
             sent: Counter::default(),
             acknowledged: Counter::default(),
             refused: Counter::default(),
@@ -80,9 +125,9 @@ impl Tally {
             foreign: Counter::default(),
             finished: Counter::default(),
             measured_from_ns: AtomicU64::new(u64::MAX),
-            latencies: histogram()?,
-            more_latencies: (1..threads).map(|_| histogram()).collect::<Result<_, _>>()?,
-            lateness: histogram()?,
+            latencies: recorder()?,
+            more_latencies: (1..threads).map(|_| recorder()).collect::<Result<_, _>>()?,
+            lateness: Mutex::new(histogram()?),
         })
     }
 
@@ -96,7 +141,7 @@ impl Tally {
     }
 
     /// The histogram for the client of this number; clients of different threads seldom share one.
-    pub(crate) fn latencies_of(&self, client: u32) -> MutexGuard<'_, Latencies> {
+    pub(crate) fn latencies_of(&self, client: u32) -> MutexGuard<'_, Recorder> {
         let shard = client as usize % (self.more_latencies.len() + 1);
         lock(shard.checked_sub(1).and_then(|more| self.more_latencies.get(more)).unwrap_or(&self.latencies))
     }
@@ -111,11 +156,17 @@ impl Tally {
     /// # Errors
     /// When two histograms do not fit each other, which they do.
     pub(crate) fn latencies(&self) -> Result<Latencies, AdditionError> {
-        let mut all = lock(&self.latencies).clone();
+        let mut all = lock(&self.latencies).all.clone();
         for more in &self.more_latencies {
-            all.add(&*lock(more))?;
+            all.add(&lock(more).all)?;
         }
         Ok(all)
+    }
+
+    /// How long messages took since this was asked last.
+    pub(crate) fn take_recent(&self) -> Recent {
+        let recorders = std::iter::once(&self.latencies).chain(&self.more_latencies);
+        recorders.fold(Recent::default(), |sum, recorder| sum.and(&std::mem::take(&mut lock(recorder).recent)))
     }
 
     /// All the pacer's latenesses so far.
@@ -128,6 +179,8 @@ impl Tally {
         Snapshot {
             at_ns: clock::now_ns(),
             processor_time: clock::processor_time(),
+            broker: None,
+            connected: self.connected.value(),
             sent: self.sent.value(),
             acknowledged: self.acknowledged.value(),
             refused: self.refused.value(),
@@ -142,7 +195,7 @@ impl Tally {
 }
 
 /// A histogram is whole between any two operations, whoever panicked.
-fn lock(histogram: &Mutex<Latencies>) -> MutexGuard<'_, Latencies> {
+fn lock<T>(histogram: &Mutex<T>) -> MutexGuard<'_, T> {
     histogram.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -152,6 +205,9 @@ pub(crate) struct Snapshot {
     pub(crate) at_ns: u64,
     /// Processor time `loadtest` has used.
     pub(crate) processor_time: Duration,
+    /// What the brokers' processes have used, where they are watched.
+    pub(crate) broker: Option<Usage>,
+    pub(crate) connected: u64,
     pub(crate) sent: u64,
     pub(crate) acknowledged: u64,
     pub(crate) refused: u64,

@@ -36,7 +36,7 @@ impl Metric {
     }
 }
 
-static METRICS: [Metric; 23] = [
+static METRICS: [Metric; 29] = [
     Metric::count("lost", |report| Some(report.lost as f64)),
     Metric::count("duplicated", |report| Some(report.duplicated as f64)),
     Metric::count("reordered", |report| Some(report.reordered as f64)),
@@ -47,6 +47,12 @@ static METRICS: [Metric; 23] = [
     Metric::count("stalls", |report| Some(report.stalls as f64)),
     Metric::count("sent_rate", |report| report.sent_per_second),
     Metric::count("delivered_rate", |report| report.delivered_per_second),
+    Metric::count("connected", |report| Some(report.connections.as_ref()?.opened as f64)),
+    Metric::count("failed", |report| Some(report.connections.as_ref()?.failed as f64)),
+    Metric::count("dropped", |report| Some(report.connections.as_ref()?.dropped as f64)),
+    Metric::count("connect_rate", |report| report.connections.as_ref()?.opened_per_second),
+    Metric::count("broker_us", |report| report.broker.as_ref()?.us_per_message),
+    Metric::count("broker_bytes", |report| Some(report.broker.as_ref()?.bytes_max as f64)),
     Metric::count("lost_qos0", |report| Some(report.mesh.as_ref()?.totals(QoS::AtMostOnce).lost as f64)),
     Metric::count("lost_qos1", |report| Some(report.mesh.as_ref()?.totals(QoS::AtLeastOnce).lost as f64)),
     Metric::count("lost_qos2", |report| Some(report.mesh.as_ref()?.totals(QoS::ExactlyOnce).lost as f64)),

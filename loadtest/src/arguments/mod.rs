@@ -25,6 +25,7 @@ Examples:
   loadtest pair --pairs 10 --qos 1                            how much a broker carries
   loadtest latency --rate 10000 --fail-on 'lost>0,p99>5ms'    how long messages take, and whether that will do
   loadtest fanout --subscribers 100 --broker a --subscribe-at b from one broker of a mesh to another
+  loadtest connect --connections 10000 --pid 1234             what idle connections cost the broker of that process
   loadtest sub --qos 1 & loadtest pub --qos 1 --count 1000    ends on different hosts
   loadtest mesh --broker a --broker b --fault '5s ssh b reboot' --fail-on 'lost_qos1>0,lost_qos2>0,duplicated>0,reordered>0'";
 
@@ -65,6 +66,8 @@ pub(crate) enum LoadCommand {
     Fanout(Fanout),
     /// Many publishers, and one subscriber that gets every message.
     Fanin(Fanin),
+    /// Connections that do nothing: how fast they are accepted, how long each takes, what they cost.
+    Connect(Connect),
     /// One publisher and one subscriber at a fixed rate: how long messages take.
     Latency(Latency),
 }
@@ -90,12 +93,24 @@ pub(crate) struct Target {
     pub(crate) username: Option<String>,
     #[arg(long, env = "LOADTEST_PASSWORD", hide_env_values = true, requires = "username")]
     pub(crate) password: Option<String>,
+    /// Ask brokers to keep the clients' sessions. They are ended after the run, unless --client-id is given.
+    #[arg(long)]
+    pub(crate) persistent: bool,
+    /// What client ids begin with; p, s or c and a number follow [default: lt and a random number].
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) client_id: Option<String>,
+    /// Keep alive to ask for, in seconds; 0: none.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) keep_alive: u16,
     /// How long a broker may owe an answer before it is given up.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = positive_duration)]
     pub(crate) timeout: Duration,
     /// Connections that are opened at the same time.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connecting: u32,
+    /// Process of a broker on this host, whose use of processors and memory is told (Linux); repeatable.
+    #[arg(long = "pid", value_name = "PID")]
+    pub(crate) pids: Vec<u32>,
     /// Threads that carry the clients.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: u16,
@@ -109,8 +124,9 @@ pub(crate) struct Output {
     pub(crate) json: Option<PathBuf>,
     /// Exit with 1 if any of these holds, such as 'lost>0,p99>10ms'.
     ///
-    /// Metrics: lost, duplicated, reordered, corrupted, foreign, refused, unacknowledged, stalls, sent_rate, delivered_rate
-    /// (messages a second), min, mean, p50, p90, p99, p999, p9999, max (latency, with a unit). Operators: > >= < <= =. What
+    /// Metrics: connected, failed, dropped, connect_rate (of connect; a second), lost, duplicated, reordered, corrupted, foreign, refused, unacknowledged, stalls, sent_rate, delivered_rate
+    /// (messages a second), broker_us (--pid: processor time of the brokers a message, microseconds), broker_bytes (--pid: the
+    /// most memory they had), min, mean, p50, p90, p99, p999, p9999, max (latency, with a unit). Operators: > >= < <= =. What
     /// was not measured fails.
     #[arg(long, value_name = "CONDITIONS", value_delimiter = ',')]
     pub(crate) fail_on: Vec<Threshold>,
@@ -194,6 +210,27 @@ pub(crate) struct Sub {
     pub(crate) duration: Option<Duration>,
 }
 
+/// `loadtest connect`
+#[derive(Debug, Args)]
+pub(crate) struct Connect {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// Connections.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) connections: u32,
+    /// Connections to open a second [default: as many as --connecting allows].
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
+    pub(crate) rate: Option<f64>,
+    /// Begin with nothing and reach --rate evenly in this time.
+    #[arg(long, value_name = "TIME", requires = "rate", value_parser = positive_duration)]
+    pub(crate) ramp: Option<Duration>,
+    /// How long to keep all of them.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) hold: Duration,
+}
+
 /// Where the subscribers are, where there are publishers too, and what they share with these.
 #[derive(Debug, Args)]
 pub(crate) struct EndToEnd {
@@ -263,6 +300,7 @@ impl LoadCommand {
             Self::Pub(command) => &command.output,
             Self::Sub(command) => &command.output,
             Self::Pair(command) => &command.end_to_end.output,
+            Self::Connect(command) => &command.output,
             Self::Fanout(command) => &command.end_to_end.output,
             Self::Fanin(command) => &command.end_to_end.output,
             Self::Latency(command) => &command.end_to_end.output,

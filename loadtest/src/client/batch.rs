@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use super::gate::Gate;
 use crate::clock::now_ns;
 use crate::ledger::Arrival;
-use crate::tally::{Latencies, Tally};
+use crate::tally::{Recorder, Tally};
 
 /// What one read brought, booked at its end.
 pub(super) struct Batch<'a> {
@@ -31,7 +31,7 @@ struct Measuring<'a> {
     now_ns: u64,
     /// Messages due earlier are not measured.
     from_ns: u64,
-    latencies: MutexGuard<'a, Latencies>,
+    latencies: MutexGuard<'a, Recorder>,
 }
 
 impl<'a> Batch<'a> {
@@ -81,7 +81,7 @@ impl<'a> Batch<'a> {
             latencies: tally.latencies_of(subscriber),
         });
         if due_at_ns >= measuring.from_ns {
-            measuring.latencies.saturating_record_n(measuring.now_ns.saturating_sub(due_at_ns), messages);
+            measuring.latencies.record(measuring.now_ns.saturating_sub(due_at_ns), messages);
         }
     }
 

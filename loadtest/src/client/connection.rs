@@ -16,9 +16,6 @@ use crate::wire::{
     push_variable_integer, split,
 };
 
-/// The keep alive we ask for.
-const KEEP_ALIVE_SECONDS: u16 = 60;
-
 /// What it takes to open a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionPlan {
@@ -27,6 +24,8 @@ pub(crate) struct ConnectionPlan {
     pub(crate) version: Version,
     pub(crate) session: Session,
     pub(crate) login: Option<Login>,
+    /// The keep alive to ask for; a broker may set its own.
+    pub(crate) keep_alive_seconds: u16,
     /// How long the broker may owe an answer.
     pub(crate) timeout: Duration,
 }
@@ -51,14 +50,14 @@ impl Connection {
     pub(crate) async fn open(plan: &ConnectionPlan) -> Result<Self, Fault> {
         let opened = async {
             let mut transport = Transport::new(Stream::open(&plan.broker).await?);
-            connect(plan.version, &plan.client_id, plan.session, plan.login.as_ref(), KEEP_ALIVE_SECONDS, transport.out())
+            connect(plan.version, &plan.client_id, plan.session, plan.login.as_ref(), plan.keep_alive_seconds, transport.out())
                 .map_err(Fault::Unwritable)?;
             let mut early = Vec::new();
             let allowed = consent(&mut transport, plan, &mut early).await?;
             Ok((transport, early, allowed))
         };
         let (transport, early, allowed) = timeout(plan.timeout, opened).await.unwrap_or(Err(Fault::NoAnswer(plan.timeout)))?;
-        let liveness = Liveness::new(plan.timeout, allowed.keep_alive_seconds.unwrap_or(KEEP_ALIVE_SECONDS), now_ns());
+        let liveness = Liveness::new(plan.timeout, allowed.keep_alive_seconds.unwrap_or(plan.keep_alive_seconds), now_ns());
         let mut look = interval(liveness.look_every());
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ok(Self { transport, early, version: plan.version, allowed, timeout: plan.timeout, liveness, look })

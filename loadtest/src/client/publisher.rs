@@ -162,7 +162,7 @@ impl Publisher {
             let (now_ns, measured_from_ns) = (now_ns(), tally.measured_from_ns());
             let mut latencies = tally.latencies_of(self.outgoing.plan.index);
             for &due_at_ns in due_at.iter().filter(|&&due_at_ns| due_at_ns >= measured_from_ns) {
-                latencies.saturating_record(now_ns.saturating_sub(due_at_ns));
+                latencies.record(now_ns.saturating_sub(due_at_ns), 1);
             }
         }
         due_at.clear();

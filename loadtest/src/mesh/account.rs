@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::books::{Books, FlowBook, PublisherBook};
 use super::plan::MeshPlan;
@@ -16,7 +16,7 @@ const TOLD: usize = 20;
 const LOST_NAMED: usize = 10;
 
 /// The account of a run. Times are seconds since its beginning.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Account {
     /// How long it took.
     pub seconds: f64,
@@ -37,7 +37,7 @@ pub struct Account {
 }
 
 /// Of one publisher.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PublisherAccount {
     /// The broker at which it begins.
     pub at: String,
@@ -60,7 +60,7 @@ pub struct PublisherAccount {
 }
 
 /// Of one subscriber.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SubscriberAccount {
     /// The broker at which it begins.
     pub at: String,
@@ -75,7 +75,7 @@ pub struct SubscriberAccount {
 }
 
 /// Of one publisher's messages to one subscriber.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FlowAccount {
     /// Its place in the plan.
     pub publisher: usize,
@@ -106,7 +106,7 @@ pub struct FlowAccount {
 }
 
 /// Messages without one in between that came.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LostRun {
     /// The first sequence.
     pub first: u64,

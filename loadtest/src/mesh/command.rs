@@ -49,7 +49,6 @@ impl Mesh {
             timeout: self.timeout,
             prefix: self.prefix.clone(),
             brokers,
-            ..MeshPlan::everywhere(Vec::new(), &[])
         })
     }
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use crate::client::{ConnectionPlan, Endpoint};
 use crate::wire::{Login, QoS, Session, Version};
 
+/// What clients ask for.
+const KEEP_ALIVE_SECONDS: u16 = 60;
+
 /// A run. Brokers, publishers and subscribers are known by their places in these lists.
 #[derive(Clone, Debug)]
 pub struct MeshPlan {
@@ -101,6 +104,7 @@ impl MeshPlan {
             version: self.version,
             session: if self.keeps_sessions { Session::Kept } else { Session::Clean },
             login: self.login.clone(),
+            keep_alive_seconds: KEEP_ALIVE_SECONDS,
             timeout: self.timeout,
         }
     }

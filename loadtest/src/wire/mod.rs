@@ -15,7 +15,7 @@ pub(crate) use publish::{Publish, PublishWriter, acknowledgement, publish, write
 use std::fmt;
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The PINGREQ packet, both versions.
 pub(crate) const PINGREQ: [u8; 2] = [0xc0, 0];
@@ -24,7 +24,7 @@ pub(crate) const PINGREQ: [u8; 2] = [0xc0, 0];
 pub(crate) const DISCONNECT: [u8; 2] = [0xe0, 0];
 
 /// The protocol version a run speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Version {
     /// MQTT 3.1.1.
     #[value(name = "3.1.1")]
@@ -46,8 +46,8 @@ impl fmt::Display for Version {
 }
 
 /// How often a message may arrive: the quality of service of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
-#[serde(into = "u8")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(into = "u8", try_from = "u8")]
 pub enum QoS {
     /// At most once.
     #[value(name = "0")]
@@ -63,6 +63,14 @@ pub enum QoS {
 impl From<QoS> for u8 {
     fn from(qos: QoS) -> Self {
         qos as Self
+    }
+}
+
+impl TryFrom<u8> for QoS {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<Self, String> {
+        Self::from_number(number).ok_or_else(|| format!("{number} is no quality of service"))
     }
 }
 

@@ -84,6 +84,11 @@ impl FakeBroker {
         *self.clients.lock().unwrap()
     }
 
+    /// Connections so far whose sessions were to be kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.hub.state.lock().unwrap().kept
+    }
+
     pub(crate) fn await_subscriptions(&self, count: usize) {
         self.hub.wait(|state| state.subscriptions.len() >= count);
     }
@@ -114,6 +119,8 @@ struct Hub {
 struct State {
     subscriptions: Vec<Subscription>,
     messages: u64,
+    /// Connections whose sessions were to be kept.
+    kept: usize,
 }
 
 struct Subscription {
@@ -219,6 +226,7 @@ impl Client {
         }
         let connect = self.read_packet()?;
         self.version = connect[8];
+        self.hub.change(|state| state.kept += usize::from(connect[9] & 2 == 0));
         match self.hub.manners {
             Manners::Gibberish => return self.stream.write_all(b"HTTP/1.1 400 Bad Request\r\n"),
             Manners::Refuse => {

@@ -274,6 +274,75 @@ fn a_broker_that_is_not_to_be_trusted_or_trusts_nobody_is_named() {
     loadtest(&format!("pair --broker mqtts://127.0.0.1:{port} --insecure {certificate} --count 10")).good("whoever it is");
 }
 
+#[test]
+fn connections_are_counted_timed_and_kept() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let connected = |finished: &Finished| {
+        let report = finished.good("connect");
+        let of = |name: &str| report["connections"][name].as_u64().unwrap();
+        assert_eq!(report["latency_us"]["count"], of("opened"));
+        [of("asked"), of("opened"), of("failed"), of("dropped")]
+    };
+    let many = loadtest(&format!("connect --broker {} --connections 200 --connecting 20 --hold 300ms --mqtt 5", broker.address()));
+    assert_eq!(connected(&many), [200, 200, 0, 0]);
+    assert!(many.took > Duration::from_millis(300));
+    // 25 come in the second of the ramp, 25 in the half after it.
+    let paced = format!("connect --broker {} --connections 50 --rate 50 --ramp 1s --hold 0s", broker.address());
+    let paced = loadtest(&format!("{paced} --fail-on failed>0,connect_rate>45,p50>1s"));
+    assert_eq!(connected(&paced), [50, 50, 0, 0]);
+    assert!(paced.took > Duration::from_millis(1_400), "{:?}", paced.took);
+    assert_eq!(broker.clients(), 250);
+}
+
+#[test]
+fn connections_that_fail_are_counted_and_the_others_go_on() {
+    for (manners, complaint) in [
+        (Manners::Refuse, "the broker refused the connection: NotAuthorized"),
+        (Manners::HangUp, "the broker closed the connection"),
+        (Manners::Mute, "no answer within 500ms"),
+    ] {
+        let broker = FakeBroker::start(manners);
+        let run = format!("connect --broker {} --connections 150 --timeout 500ms --hold 100ms", broker.address());
+        let finished = loadtest(&format!("{run} --fail-on failed>100"));
+        finished.failed_with(1, complaint);
+        finished.failed_with(1, "--fail-on failed>100: it was 150");
+        let report = finished.report();
+        assert_eq!(report["connections"]["failed"], 150, "{manners:?}");
+        assert_eq!(report["faults"].as_array().unwrap().len(), 101, "{manners:?}");
+        assert!(finished.took < Duration::from_secs(15), "{manners:?} took {:?}", finished.took);
+    }
+    let (address, _held) = refuse_connections();
+    loadtest(&format!("connect --broker {address} --connections 3 --rate 100")).failed_with(1, "client 0 at");
+}
+
+#[test]
+fn sessions_that_are_kept_for_a_run_are_ended_after_it() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let run = format!("pair --broker {} --count 10 --qos 1 --persistent", broker.address());
+    assert_eq!(fields(&loadtest(&run).good("kept"), LEDGER), [10, 0, 0, 0, 0, 0]);
+    assert_eq!((broker.clients(), broker.kept()), (4, 2), "each once more, to end its session");
+    loadtest(&format!("{run} --client-id mine")).good("named");
+    assert_eq!((broker.clients(), broker.kept()), (6, 4));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_is_told_over_time_with_what_the_brokers_process_used() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let me = std::process::id();
+    let run = format!("pair --broker {} --rate 1000 --duration 700ms --warm-up 100ms", broker.address());
+    let report = loadtest(&format!("{run} --pid {me} --fail-on broker_us<0.001,broker_bytes<100000")).good("with a process");
+    let series = report["series"].as_array().unwrap();
+    assert!(series.len() >= 4, "a span is 100 ms: {series:#?}");
+    let sent: f64 = series.iter().map(|span| span["sent_per_second"].as_f64().unwrap()).sum();
+    assert!((500.0..2_000.0).contains(&(sent / series.len() as f64)), "{series:#?}");
+    assert!(series.iter().all(|span| span["broker_bytes"].as_u64() > Some(100_000)), "{series:#?}");
+    let curve = report["latency_curve"].as_array().unwrap();
+    assert!(curve.len() > 4 && curve.last().unwrap()[0] == 100.0, "{curve:?}");
+    let absent = loadtest(&format!("{run} --pid 4294967295"));
+    absent.failed_with(1, "process 4294967295 (--pid) has ended, or never was");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn too_many_clients_for_the_system_are_refused_with_what_to_do() {
