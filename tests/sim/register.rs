@@ -491,6 +491,40 @@ fn a_copy_that_is_not_what_its_owner_has_signed_is_dropped() {
     assert_eq!(known(), Some((true, BASE + 2)));
 }
 
+/// Its filters are told one after the other, each delta whole: who was restarted is told all of these, and at no time takes the first for all there is.
+#[test]
+fn who_was_restarted_knows_nothing_before_it_knows_all() {
+    struct KnowsAll(Mutex<usize>);
+    impl Follow for KnowsAll {
+        fn joined(&self, _: BrokerId) {}
+        fn known(&self, member: BrokerId) {
+            assert!(member != id(0) || *self.0.lock() == 30, "{} of its filters are here when it is known", self.0.lock());
+        }
+        fn changed(&self, _: BrokerId, changes: &[Change]) {
+            let is_new = |key: &Key| matches!(key, Key::Filter(text) if text.starts_with("new/"));
+            *self.0.lock() += changes.iter().filter(|(key, _)| is_new(key)).count();
+        }
+        fn left(&self, _: BrokerId) {}
+    }
+    for seed in 0..4 {
+        let mut world = World::new(seed, 3);
+        (1..3).for_each(|node| world.link(node - 1, node));
+        for n in 0..30 {
+            world.nodes[0].add(&format!("new/{n}"));
+            world.step();
+        }
+        world.restart(1);
+        world.nodes[1].registers.follow(Arc::new(KnowsAll(Mutex::default())));
+        (1..3).for_each(|node| world.link(node - 1, node));
+        let mut waited = 0;
+        while !world.is_agreed() {
+            world.step();
+            waited += 1;
+            assert!(waited < 100, "seed {seed}");
+        }
+    }
+}
+
 /// Nothing is kept any more for the subscriptions of one who leaves: that is to be told.
 #[test]
 fn who_leaves_is_told_with_its_filters() {

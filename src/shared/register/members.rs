@@ -294,6 +294,7 @@ impl Registers {
         let mut inner = self.inner.lock();
         inner.ports.remove(&port);
         inner.seeks.values_mut().for_each(|seek| seek.lost(port));
+        self.promote_all(&mut inner);
         self.seek_all(&mut inner, now, out);
     }
 
@@ -372,9 +373,10 @@ impl Registers {
             }
             (Fit::Copy | Fit::CopyHead, _) => Ok(()),
             (Fit::Next, _) => {
+                let newest = newest_of(&inner.ports, owner);
                 let Some(member) = self.member(inner, owner, seen) else { return Ok(()) };
                 let seen = member.seen;
-                if self.go_on(owner, member, delta, &signed) {
+                if self.go_on(owner, member, delta, &signed, newest) {
                     pass_on(&mut inner.ports, Some(from), &head, &signed, seen);
                     Ok(())
                 } else {
@@ -391,8 +393,8 @@ impl Registers {
         result
     }
 
-    /// Takes in the delta that continues what is known of a member. False if it does not add up.
-    fn go_on(&self, owner: BrokerId, member: &mut Member, delta: Delta, signed: &Arc<SignedRecord>) -> bool {
+    /// Takes in the delta that continues what is known of a member; a neighbour has the register up to `newest`. False if it does not add up.
+    fn go_on(&self, owner: BrokerId, member: &mut Member, delta: Delta, signed: &Arc<SignedRecord>, newest: Place) -> bool {
         let Delta { head, .. } = delta;
         if member.version_of(head.incarnation) == 0 {
             member.next = Some(Content::new(head.incarnation));
@@ -410,12 +412,25 @@ impl Registers {
             if head.echo {
                 self.register.echo(owner, Echo { incarnation: head.incarnation, version: head.version });
             }
-        } else if content.whole
-            && let Some(content) = member.next.take()
-        {
-            self.promote(owner, member, content);
+        } else {
+            self.promote_next(owner, member, newest);
         }
         true
+    }
+
+    /// What is known of a later life counts from now on if it is whole and no neighbour has more: what is known of the life before was not less.
+    fn promote_next(&self, owner: BrokerId, member: &mut Member, newest: Place) {
+        if let Some(content) = member.next.take_if(|next| next.whole && next.place() >= newest) {
+            self.promote(owner, member, content);
+        }
+    }
+
+    /// Neighbours are gone, or have less than was known.
+    fn promote_all(&self, inner: &mut Inner) {
+        let Inner { members, ports, .. } = inner;
+        for (owner, member) in members.iter_mut().filter(|(_, member)| member.next.is_some()) {
+            self.promote_next(*owner, member, newest_of(ports, *owner));
+        }
     }
 
     /// A register that is whole takes the place of what was known.
@@ -571,21 +586,23 @@ impl Registers {
         if let Some(seek) = inner.seeks.get_mut(&owner) {
             seek.went(went_on, from, now);
         }
+        self.promote_all(inner);
         self.seek_all(inner, now, out);
         result
     }
 
     fn finish_copy(&self, inner: &mut Inner, owner: BrokerId, content: Content, seen: Instant) {
-        let place = content.place();
+        let (place, newest) = (content.place(), newest_of(&inner.ports, owner));
         let Some(member) = self.member(inner, owner, seen) else { return };
         if place <= member.place() {
             return;
         }
-        if content.whole {
-            member.next = None;
+        // What counts already goes on; a later life begins.
+        if member.next.is_none() && member.current.as_ref().is_some_and(|current| current.incarnation == content.incarnation) {
             self.promote(owner, member, content);
         } else {
             member.next = Some(content);
+            self.promote_next(owner, member, newest);
         }
         // A long way at once: who has less is told that there is more.
         let others = inner.ports.values_mut().filter(|port| port.place_of(owner) < place);
@@ -622,6 +639,7 @@ impl Registers {
         for port in inner.ports.values_mut() {
             port.has.retain(|owner, known| *owner == self.own || now.saturating_duration_since(known.seen) < timeout);
         }
+        self.promote_all(inner);
         let ports = &inner.ports;
         inner.seeks.retain(|owner, seek| seek.is_asking() || ports.values().any(|port| port.has.contains_key(owner)));
         self.seek_all(inner, now, out);
@@ -715,6 +733,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// How far a neighbour has the register of an owner, as far as is known.
+fn newest_of(ports: &BTreeMap<PortId, Port>, owner: BrokerId) -> Place {
+    ports.values().map(|port| port.place_of(owner)).max().unwrap_or_default()
 }
 
 /// How much of an answer there may be still: at least one piece of any size.

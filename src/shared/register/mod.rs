@@ -24,7 +24,8 @@
 //!
 //! # Invariants
 //! - What [`Follow`] was told of a member is the content of its register at one version, whole; of a new life of it nothing counts before all
-//!   that it had to say at its beginning has come, so that nobody takes half of its filters for all.
+//!   that it had to say at its beginning has come, so that nobody takes half of its filters for all, nor before there is all that a neighbour is known to have
+//!   of it, so that nobody who was restarted takes for its filters what they once were.
 //! - A delta is passed on only to whom it is news, and unasked only while no more than
 //!   [`REGISTER_PUSHED_BYTES`](crate::limits::REGISTER_PUSHED_BYTES) of such are on the way on a link; at most [`REGISTER_ON_THE_WAY_BYTES`](crate::limits::REGISTER_ON_THE_WAY_BYTES) that were
 //!   asked for are on the way on a link, so that they hold up nothing else there.
