@@ -37,6 +37,7 @@
 //! | `crl` | certificate revocation lists, read | shell |
 //! | `listener` | accepts clients: sockets, PROXY header, TLS, WebSocket, QUIC | shell |
 //! | `connection` | one client: one task, read and write | shell |
+//! | `bridge` | carries messages to foreign brokers and from them | shell |
 //! | `policies` | which policy holds at which listener, read from its files | shell |
 //! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
 //! | `sys` | what the broker publishes of itself below `$SYS` | shell |
@@ -69,6 +70,8 @@ pub mod websocket;
 
 #[cfg(feature = "net")]
 pub mod admin;
+#[cfg(feature = "net")]
+pub mod bridge;
 #[cfg(feature = "net")]
 pub mod cli;
 #[cfg(feature = "net")]

@@ -3,15 +3,15 @@
 //! It reads and hands out; what a policy decides is `auth`'s. All files are read before anything changes: if one of them is missing, empty or
 //! not understood, nothing is taken over from any.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::auth::{Access, FileError, Place, Policy, Rules, Standing, Users};
-use crate::config::{Auth, Config, Listener};
+use crate::auth::{Access, FileError, Identity, Place, Policy, Rules, Standing, Users};
+use crate::config::{Auth, Bridge, Config, Listener};
 
 /// Why the files of a configuration make no policies.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,8 @@ pub type CurrentPolicy = Arc<ArcSwap<Policy>>;
 #[derive(Debug)]
 pub struct Policies {
     of_listeners: Vec<CurrentPolicy>,
+    /// Client ids of bridges' sessions.
+    bridges: Arc<HashSet<String>>,
 }
 
 impl Policies {
@@ -62,7 +64,9 @@ impl Policies {
     /// See [`PolicyError`].
     pub fn load(config: &Config) -> Result<Self, PolicyError> {
         let policies = read(config, &config.listeners, &[], &[])?;
-        Ok(Self { of_listeners: policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect() })
+        let bridges = config.bridges.iter().map(Bridge::local_client_id).collect();
+        let of_listeners = policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect();
+        Ok(Self { of_listeners, bridges: Arc::new(bridges) })
     }
 
     /// Reads everything anew for the listeners that there are. Of one that is no longer configured (`is_configured`, in their order) the files that it
@@ -90,11 +94,24 @@ impl Policies {
         &self.of_listeners
     }
 
+    /// Client ids of bridges' sessions, which no client may have.
+    #[must_use]
+    pub fn bridges(&self) -> &Arc<HashSet<String>> {
+        &self.bridges
+    }
+
     /// Judges a client that came in under any earlier policy of its listener, or whose session is left of an earlier run: that is judged by the
     /// listener with the same address. Where there is none any more, by all that would let its owner in: what they do not agree on he may not do until he
     /// comes in again.
     #[must_use]
     pub fn judge(&self, access: &Access) -> Standing {
+        if let Identity::Bridge { client_id } = access.identity() {
+            // That of a bridge that is configured no more would wait for ever.
+            return match self.bridges.contains(&**client_id) {
+                true => Standing::Good(Policy::of_bridge(client_id).admit(access.identity())),
+                false => Standing::Gone(Arc::new(access.shut_out())),
+            };
+        }
         let place = access.place();
         let all: Vec<Arc<Policy>> = self.of_listeners.iter().map(|policy| policy.load_full()).collect();
         let is_its_own = |policy: &&Arc<Policy>| match (place.index, &*place.bind) {
@@ -183,7 +200,6 @@ fn warn_if_open(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Identity;
 
     fn rules(text: &str) -> Option<Arc<Rules>> {
         Some(Arc::new(Rules::parse(text.as_bytes()).unwrap()))
@@ -195,7 +211,7 @@ mod tests {
             let place = Place { index: Some(index), bind: (*bind).into() };
             Arc::new(ArcSwap::from_pointee(Policy::new(place, *anonymous, None, (*rules).clone())))
         };
-        Policies { of_listeners: all.iter().enumerate().map(policy).collect() }
+        Policies { of_listeners: all.iter().enumerate().map(policy).collect(), bridges: Arc::new(["bridge-a".to_owned()].into()) }
     }
 
     #[test]

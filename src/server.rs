@@ -3,6 +3,7 @@
 //! Order of the start: addresses for clients, mesh, admin, then listeners and timer. What can fail because of the operator (a port in use, a certificate) fails
 //! before the first client is served.
 
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Pending, Readiness, View};
+use crate::bridge::Bridges;
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{Logins, Meter, Rates, Terms};
@@ -134,6 +136,7 @@ struct Parts {
     router: Arc<Router>,
     mesh: Option<MeshHandle>,
     store: Option<Store>,
+    bridges: Bridges,
     listeners: usize,
     /// Bytes; none where it is not known.
     memory_limit: Option<u64>,
@@ -196,7 +199,8 @@ impl Server {
             }
         };
         let memory_limit = memory_limit(config);
-        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, listeners: bound.len(), memory_limit });
+        let bridges = Bridges::start(config, &router);
+        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 
         let (stop, stopped) = watch::channel(false);
@@ -213,7 +217,7 @@ impl Server {
                     rate: one.max_connection_rate.or(config.limits.max_connection_rate),
                     handshakes: handshakes.clone(),
                 };
-                let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins)));
+                let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins), Arc::clone(policies.bridges())));
                 task::spawn("listener", bound.run(Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
@@ -303,6 +307,8 @@ impl Server {
     pub async fn shutdown(mut self) {
         // The listeners hold the receivers; if all are gone there is nothing to stop.
         let _ = self.stop.send(true);
+        let deadline = tokio::time::Instant::from_std(clock::now() + SHUTDOWN_GRACE);
+        self.parts.bridges.stop(deadline).await;
         let mut batch = Batch::default();
         let reason = match self.config.server_reference {
             Some(_) => ReasonCode::UseAnotherServer,
@@ -310,7 +316,6 @@ impl Server {
         };
         self.parts.router.close_all(&mut batch, reason);
         self.parts.router.finish(&mut batch, clock::now());
-        let deadline = tokio::time::Instant::from_std(clock::now() + SHUTDOWN_GRACE);
         for mut listener in std::mem::take(&mut self.listeners) {
             if tokio::time::timeout_at(deadline, &mut listener).await.is_err() {
                 tracing::warn!("some clients did not take their last bytes in time");
@@ -355,6 +360,7 @@ impl Server {
         self.timer.abort();
         self.memory.iter().for_each(JoinHandle::abort);
         self.sys.iter().for_each(JoinHandle::abort);
+        self.parts.bridges.abort();
     }
 }
 
@@ -404,6 +410,7 @@ impl View for Parts {
         if let Some(mesh) = &self.mesh {
             samples.extend(mesh.samples());
         }
+        samples.extend(self.bridges.samples());
         samples
     }
 }
@@ -650,7 +657,13 @@ fn memory_limit(config: &Config) -> Option<u64> {
     Some(limit)
 }
 
-fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Arc<Logins>) -> Terms {
+fn terms(
+    config: &Config,
+    listener: &Listener,
+    policy: CurrentPolicy,
+    logins: Arc<Logins>,
+    reserved: Arc<HashSet<String>>,
+) -> Terms {
     Terms {
         policy,
         logins,
@@ -667,6 +680,7 @@ fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Ar
         topic_alias_broker_max: config.limits.max_topic_alias_broker,
         response_information: config.response_information.clone(),
         server_reference: config.server_reference.clone(),
+        reserved,
     }
 }
 

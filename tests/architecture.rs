@@ -83,6 +83,11 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "task",
         ],
     ),
+    (
+        "bridge",
+        Shell,
+        &["limits", "metrics", "config", "codec", "topic", "auth", "session", "router", "clock", "task", "connection"],
+    ),
     ("policies", Shell, &["config", "auth"]),
     (
         "listener",
@@ -148,6 +153,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "task",
             "store",
             "connection",
+            "bridge",
             "policies",
             "listener",
             "memory",

@@ -22,6 +22,11 @@ pub enum Identity {
         /// The name.
         name: Arc<str>,
     },
+    /// The broker itself, for one of its bridges. No client is that.
+    Bridge {
+        /// Of the bridge's session.
+        client_id: Arc<str>,
+    },
     /// It was written down in no way that is understood. Nobody is the same.
     Unknown,
 }
@@ -31,7 +36,7 @@ impl Identity {
     #[must_use]
     pub fn user(&self) -> Option<&str> {
         match self {
-            Self::Anonymous | Self::Unknown => None,
+            Self::Anonymous | Self::Bridge { .. } | Self::Unknown => None,
             Self::User { name, .. } | Self::Certified { name } => Some(name),
         }
     }
@@ -39,7 +44,11 @@ impl Identity {
     /// Whether that is the same user, however shown, or nobody as well: then what is the one's is the other's.
     #[must_use]
     pub fn is_same_user(&self, other: &Self) -> bool {
-        !matches!((self, other), (Self::Unknown, _) | (_, Self::Unknown)) && self.user() == other.user()
+        match (self, other) {
+            (Self::Unknown, _) | (_, Self::Unknown) => false,
+            (bridge @ Self::Bridge { .. }, other) | (other, bridge @ Self::Bridge { .. }) => bridge == other,
+            _ => self.user() == other.user(),
+        }
     }
 }
 
@@ -93,6 +102,7 @@ impl Access {
             Identity::Anonymous => ('a', ""),
             Identity::User { name, .. } => ('u', &**name),
             Identity::Certified { name } => ('c', &**name),
+            Identity::Bridge { client_id } => ('b', &**client_id),
             Identity::Unknown => return Arc::default(),
         };
         format!("{kind}@{}:{}{name}", self.place.bind.len(), self.place.bind).into()
@@ -116,6 +126,7 @@ impl Access {
                 "a" => Identity::Anonymous,
                 "u" => Identity::User { name: name.into(), record: None },
                 "c" => Identity::Certified { name: name.into() },
+                "b" => Identity::Bridge { client_id: name.into() },
                 _ => return None,
             };
             Some((identity, place))
@@ -181,7 +192,8 @@ mod tests {
     #[test]
     fn owners_are_known_again_and_may_do_nothing_until_they_are_judged() {
         let user = Identity::User { name: "a:b c".into(), record: None };
-        for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }] {
+        let bridge = Identity::Bridge { client_id: "bridge-x".into() };
+        for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }, bridge] {
             for bind in ["[::1]:1883", "unix:/run/ü:7", ""] {
                 let here = Place { index: Some(7), bind: bind.into() };
                 let access = Access::of_owner(&Access::new(identity.clone(), here, None).owner());
@@ -191,6 +203,7 @@ mod tests {
                 Identity::Anonymous => "a7:".to_owned(),
                 Identity::User { name, .. } => format!("u7:{name}"),
                 Identity::Certified { name } => format!("c7:{name}"),
+                Identity::Bridge { client_id } => format!("b7:{client_id}"),
                 Identity::Unknown => String::new(),
             };
             let access = Access::of_owner(&old);
@@ -203,6 +216,15 @@ mod tests {
             let is = |other: &Identity| access.identity().is_same_user(other);
             assert!(!is(&Identity::Anonymous) && !is(access.identity()), "{owner} is nobody's, also not an anonymous client's");
         }
+    }
+
+    #[test]
+    fn a_bridge_is_nobody_else() {
+        let bridge = |client_id: &str| Identity::Bridge { client_id: client_id.into() };
+        for other in [Identity::Anonymous, Identity::Unknown, Identity::Certified { name: "a".into() }, bridge("b")] {
+            assert!(!bridge("a").is_same_user(&other) && !other.is_same_user(&bridge("a")), "{other:?}");
+        }
+        assert!(bridge("a").is_same_user(&bridge("a")));
     }
 
     #[test]

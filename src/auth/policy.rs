@@ -60,6 +60,14 @@ impl Policy {
         Self { anonymous, place, users, rules }
     }
 
+    /// Of a bridge, by the client id of its session: whoever comes in under it is the broker itself, and may do everything.
+    #[must_use]
+    pub fn of_bridge(client_id: &str) -> Self {
+        let identity = Identity::Bridge { client_id: client_id.into() };
+        let place = Place::default();
+        Self { anonymous: Some(Arc::new(Access::new(identity, place.clone(), None))), place, users: None, rules: None }
+    }
+
     /// Of which listener it is.
     #[must_use]
     pub fn place(&self) -> &Place {
@@ -94,8 +102,10 @@ impl Policy {
                 None => Claim::Nobody { record: Arc::clone(users.decoy()) },
             },
             // A name that nobody can check is worth nothing: no rule about a user of that name holds for it.
-            (None, _) | (_, None) if self.anonymous.is_some() => Claim::Granted(Identity::Anonymous),
-            (None, _) | (_, None) => Claim::NotAllowed,
+            (None, _) | (_, None) => match &self.anonymous {
+                Some(access) => Claim::Granted(access.identity().clone()),
+                None => Claim::NotAllowed,
+            },
         }
     }
 
@@ -103,18 +113,19 @@ impl Policy {
     #[must_use]
     pub fn admit(&self, identity: &Identity) -> Arc<Access> {
         match (identity, &self.anonymous) {
+            (Identity::Bridge { .. }, _) => Arc::new(Access::new(identity.clone(), Place::default(), None)),
             (Identity::Anonymous, Some(access)) => Arc::clone(access),
             _ => Arc::new(Access::new(identity.clone(), self.place.clone(), self.rules.clone())),
         }
     }
 
-    /// Judges a client that is in already, or whose session waits for it.
+    /// Judges a client that is in already, or whose session waits for it. Bridges have no listener: see [`Policy::of_bridge`].
     #[must_use]
     pub fn judge(&self, identity: &Identity) -> Standing {
         match identity {
             Identity::Unknown => Standing::Gone(self.admit(identity)),
             Identity::Anonymous if self.anonymous.is_none() => Standing::Gone(self.admit(identity)),
-            Identity::Anonymous | Identity::Certified { .. } => Standing::Good(self.admit(identity)),
+            Identity::Anonymous | Identity::Certified { .. } | Identity::Bridge { .. } => Standing::Good(self.admit(identity)),
             Identity::User { name, record } => match self.users.as_ref().and_then(|users| users.find(name)) {
                 Some((_, now)) if record.as_ref().is_none_or(|record| record == now) => Standing::Good(self.admit(identity)),
                 Some(_) => Standing::PasswordChanged(self.admit(identity)),

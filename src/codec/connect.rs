@@ -17,6 +17,9 @@ const WILL: u8 = 0b0000_0100;
 const CLEAN_START: u8 = 0b0000_0010;
 const RESERVED: u8 = 0b0000_0001;
 
+/// In the protocol level: see [`Connect::is_bridge`].
+const BRIDGE: u8 = 0b1000_0000;
+
 const SESSION_PRESENT: u8 = 0b0000_0001;
 
 /// A client asks to be served.
@@ -24,6 +27,9 @@ const SESSION_PRESENT: u8 = 0b0000_0001;
 pub struct Connect<'a> {
     /// What the client speaks.
     pub version: ProtocolVersion,
+    /// Whether it is a bridge of another broker, which wants nothing back of what it sends: a bit in the protocol level that Mosquitto sets before
+    /// version 5.
+    pub is_bridge: bool,
     /// Whether a session that is still there shall be forgotten first. Before version 5 (Clean Session) also whether it ends with the
     /// connection.
     pub clean_start: bool,
@@ -59,7 +65,7 @@ pub struct Will<'a> {
 impl<'a> Connect<'a> {
     pub(super) fn read(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
-        let version = read_version(&mut reader)?;
+        let (version, is_bridge) = read_version(&mut reader)?;
         let flags = reader.u8()?;
         check_flags(version, flags)?;
         let keep_alive_seconds = reader.u16()?;
@@ -90,7 +96,7 @@ impl<'a> Connect<'a> {
         let user_name = if is_there(USER_NAME, &reader) { Some(reader.name()?) } else { None };
         let password = if is_there(PASSWORD, &reader) { Some(reader.binary()?) } else { None };
         reader.finish()?;
-        Ok(Self { version, clean_start, keep_alive_seconds, properties, client_id, will, user_name, password })
+        Ok(Self { version, is_bridge, clean_start, keep_alive_seconds, properties, client_id, will, user_name, password })
     }
 
     pub(super) fn put_body(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
@@ -99,7 +105,7 @@ impl<'a> Connect<'a> {
         }
         let (name, level) = self.version.name_and_level();
         put_string(out, name)?;
-        out.push(level);
+        out.push(if self.is_bridge && self.version != ProtocolVersion::V5 { level | BRIDGE } else { level });
         let will_flags =
             self.will.map_or(0, |will| WILL | (will.qos as u8) << WILL_QOS_SHIFT | if will.retain { WILL_RETAIN } else { 0 });
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
@@ -131,17 +137,22 @@ impl<'a> Connect<'a> {
     }
 }
 
-/// The version that the front of a CONNECT's body claims.
-pub(super) fn read_version(reader: &mut Reader<'_>) -> Result<ProtocolVersion, DecodeError> {
+/// The version that the front of a CONNECT's body claims, and whether a bridge does.
+pub(super) fn read_version(reader: &mut Reader<'_>) -> Result<(ProtocolVersion, bool), DecodeError> {
     let name = reader.binary()?;
     if name != b"MQTT" && name != b"MQIsdp" {
         return Err(DecodeError::ProtocolName);
     }
     let level = reader.u8()?;
-    [ProtocolVersion::V3_1, ProtocolVersion::V3_1_1, ProtocolVersion::V5]
-        .into_iter()
-        .find(|version| version.name_and_level() == (if name == b"MQTT" { "MQTT" } else { "MQIsdp" }, level))
-        .ok_or(DecodeError::ProtocolLevel(level))
+    let name = if name == b"MQTT" { "MQTT" } else { "MQIsdp" };
+    let versions = [(ProtocolVersion::V3_1, true), (ProtocolVersion::V3_1_1, true), (ProtocolVersion::V5, false)];
+    let claims = |version: ProtocolVersion, level| version.name_and_level() == (name, level);
+    let found = versions.into_iter().find_map(|(version, may_be_bridge)| match level {
+        _ if claims(version, level) => Some((version, false)),
+        _ if may_be_bridge && claims(version, level ^ BRIDGE) => Some((version, true)),
+        _ => None,
+    });
+    found.ok_or(DecodeError::ProtocolLevel(level))
 }
 
 fn check_flags(version: ProtocolVersion, flags: u8) -> Result<(), DecodeError> {

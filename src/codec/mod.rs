@@ -342,7 +342,7 @@ pub fn connect_version(input: &[u8]) -> Option<ProtocolVersion> {
         return None;
     }
     let (_, length_bytes) = varint(after_first).ok()??;
-    connect::read_version(&mut Reader::new(after_first.get(length_bytes..)?)).ok()
+    connect::read_version(&mut Reader::new(after_first.get(length_bytes..)?)).ok().map(|(version, _)| version)
 }
 
 /// Appends a packet. What `version` has no room for (properties before version 5, the reason for a failed subscription) is left out; a CONNECT

@@ -399,6 +399,35 @@ mod tests {
                 "[[listener]]\nprotocol = \"websockets\"\nwebsockets_path = \"mqtt\"",
                 "b.toml:3:1: listener.0.websockets_path: `mqtt` is no path; write for example \"/mqtt\"",
             ),
+            ("[[bridge]]", "b.toml:1:1: bridge.0.name: is missing"),
+            ("[[bridge]]\nname = \"b\"", "b.toml:1:1: bridge.0.addresses: is missing; write for example"),
+            (
+                "[[bridge]]\nname = \"b\"\naddresses = [\"a:0\"]",
+                "b.toml:3:13: bridge.0.addresses: `a:0` is not a host and port; write for example \"mec-2.example:1883\"",
+            ),
+            ("[[bridge]]\nname = \"b\"\naddresses = [\"a\"]", "b.toml:1:1: bridge.0.topic: is missing: nothing would cross"),
+            ("[[bridge]]\ntopic = [\"a/# sideways\"]", "b.toml:2:9: bridge.0.topic: `a/# sideways` has none of out, in and both"),
+            ("[[bridge]]\ntopic = [\"a out 0 x/+/ y/\"]", "b.toml:2:9: bridge.0.topic: `x/+/` is no prefix: it has a wildcard"),
+            (
+                "[[bridge]]\nkeepalive_interval = 4",
+                "bridge.0.keepalive_interval: invalid value: integer `4`, expected a number from 5 to 65535",
+            ),
+            (
+                "[[bridge]]\nprotocol_version = \"mqttv31\"",
+                "bridge.0.protocol_version: unknown variant `mqttv31`, expected `mqttv311` or `mqttv50`",
+            ),
+            (
+                "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\nremote_password = \"x\"",
+                "bridge.0.remote_username: is missing; a password needs a user name",
+            ),
+            (
+                "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\n[[bridge]]\nname = \"b\"",
+                "bridge.1.name: there is another bridge `b`",
+            ),
+            (
+                "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\ntls = { certfile = \"c\" }",
+                "bridge.0.tls.cafile: is missing",
+            ),
             ("# x\nlistener 1883\nallow_anonymous true", "; this looks like a mosquitto.conf"),
         ] {
             let shown = refused(text, &[]);

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::limits;
 
 mod bounds;
+mod bridge;
 mod changes;
 mod error;
 mod listener;
@@ -26,6 +27,7 @@ mod rules;
 mod units;
 
 pub use bounds::{Limits, QueueDrop};
+pub use bridge::{Bridge, BridgeDirection, BridgeTls, BridgeTopic, BridgeVersion};
 pub use error::{ConfigError, Place};
 pub use listener::{Bind, Network, Protocol, ProxyProtocol, Tls};
 pub use load::{ENVIRONMENT_PREFIX, Override, Sources};
@@ -65,6 +67,9 @@ pub struct Config {
     /// The mesh; `None`: nothing listens, dials or announces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
+    /// Foreign brokers, and what goes to them and comes from them.
+    #[serde(rename = "bridge")]
+    pub bridges: Vec<Bridge>,
     /// Who may come in and what clients may do, where a listener says nothing else.
     pub auth: Auth,
     /// What outlives a restart.
@@ -91,6 +96,7 @@ impl Default for Config {
             server_reference: None,
             listeners: Vec::new(),
             mesh: None,
+            bridges: Vec::new(),
             auth: Auth::default(),
             persistence: Persistence::default(),
             limits: Limits::default(),
@@ -557,6 +563,7 @@ mod tests {
         let tables = Config {
             listeners: vec![Listener::default()],
             mesh: Some(Mesh::default()),
+            bridges: vec![Bridge::default()],
             health: Some(Health::default()),
             admin: Admin { bind: Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT)), token_file: None },
             ..Config::default()
@@ -599,6 +606,11 @@ mod tests {
         assert!(limits.max_keepalive.is_some() && limits.memory_limit.is_some() && everything.admin.token_file.is_some());
         assert!(listener.allow_anonymous.is_some() && listener.password_file.is_some() && listener.acl_file.is_some());
         assert!(everything.auth.password_file.is_some() && everything.auth.acl_file.is_some());
+        let bridge = everything.bridges.first().expect("a bridge");
+        assert!(bridge.remote_clientid.is_some() && bridge.remote_username.is_some() && bridge.local_clientid.is_some());
+        assert!(bridge.remote_password_file.is_some() && bridge.notification_topic.is_some() && bridge.max_packet_size.is_some());
+        let tls = bridge.tls.as_ref().expect("TLS");
+        assert!(tls.cafile.is_some() && tls.certfile.is_some() && tls.keyfile.is_some());
         assert_ne!(everything.name, "host");
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::MESH_PORT;
+use super::{MESH_PORT, MQTT_PORT};
 use crate::limits;
 
 /// A host name or IP address and a port, not yet resolved. Written `host:port`, `192.0.2.1:port` or `[2001:db8::1]:port`; without a
@@ -19,7 +19,7 @@ use crate::limits;
 pub struct HostPort {
     /// Name or address; an IPv6 address without its brackets.
     pub host: String,
-    /// UDP port.
+    /// Port: UDP in the mesh, TCP for a bridge.
     pub port: u16,
 }
 
@@ -33,9 +33,16 @@ impl FromStr for HostPort {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(text, MESH_PORT)
+    }
+}
+
+impl HostPort {
+    /// Without a port it is `port_default`.
+    fn parse(text: &str, port_default: u16) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "`{text}` is not a host and port; write for example \"mec-2.example:{MESH_PORT}\" or \"[2001:db8::1]:{MESH_PORT}\""
+                "`{text}` is not a host and port; write for example \"mec-2.example:{port_default}\" or \"[2001:db8::1]:{port_default}\""
             )
         };
         let (host, port) = if let Some((host, rest)) = text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -50,7 +57,7 @@ impl FromStr for HostPort {
         if host.is_empty() || host.contains(|letter: char| letter.is_whitespace() || letter == '/') {
             return Err(wrong());
         }
-        let port = port.map_or(Ok(MESH_PORT), |port| port.parse().map_err(|_| wrong()))?;
+        let port = port.map_or(Ok(port_default), |port| port.parse().map_err(|_| wrong()))?;
         if port == 0 {
             return Err(wrong());
         }
@@ -275,6 +282,17 @@ pub(super) fn inflight<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Err
 
 pub(super) fn keepalive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
     between(from, 1, u16::MAX.into()).map(Some)
+}
+
+/// Where foreign brokers are: without a port, that of MQTT.
+pub(super) fn foreign_hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<HostPort>, D::Error> {
+    let all = Vec::<String>::deserialize(from)?;
+    all.iter().map(|text| HostPort::parse(text, MQTT_PORT).map_err(D::Error::custom)).collect()
+}
+
+/// As Mosquitto has it: from 5.
+pub(super) fn bridge_keepalive<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    between(from, 5, u16::MAX.into())
 }
 
 pub(super) fn sys_interval<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {

@@ -21,7 +21,7 @@ use crate::limits::{
     CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, PACED_READ_BYTES_LEAST, RECEIVE_MAXIMUM,
 };
 use crate::pressure::Level;
-use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_system};
+use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_own_state, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
 
@@ -38,6 +38,7 @@ const PREDECESSOR_TURNS: usize = 8;
 pub(super) struct Accepted {
     pub(super) connection: Connection,
     pub(super) version: ProtocolVersion,
+    pub(super) is_bridge: bool,
     pub(super) client_packet_bytes_max: usize,
     pub(super) expiry_fixed: bool,
     pub(super) reauthentication: Option<Box<Reauthentication>>,
@@ -110,7 +111,7 @@ where
 {
     let Some((connect, length)) = codec::decode_connect(bytes, CONNECT_BYTES_MAX)? else { return Err(Refused::Closed) };
     router.metrics().connects.add(1);
-    check(&connect)?;
+    check(&connect, terms)?;
     let policy = terms.policy.load_full();
     let mut guest = Guest { stream, rest: bytes.get(length..).unwrap_or_default().to_vec(), connect: &connect, peer, terms };
     let proven = guest.authenticate(&policy).await;
@@ -362,6 +363,7 @@ fn open(
     Ok(Accepted {
         connection,
         version,
+        is_bridge: connect.is_bridge,
         client_packet_bytes_max,
         expiry_fixed: v5 && expiry == SessionExpiry::WithConnection,
         reauthentication: proven.method.is_some().then(|| Box::new(Reauthentication::new(Arc::clone(&terms.policy)))),
@@ -375,7 +377,7 @@ fn packet_bytes_max(connect: &Connect<'_>) -> usize {
     connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX))
 }
 
-fn check(connect: &Connect<'_>) -> Result<(), Refused> {
+fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
     let version = connect.version;
     let refuse = |reason, why| Err(Refused::Unacceptable { version, reason, why });
     // 3.1.1 [MQTT-3.1.3-8]: no name needs a clean session; 3.1 knows no empty name.
@@ -383,9 +385,14 @@ fn check(connect: &Connect<'_>) -> Result<(), Refused> {
     if nameless && (version == ProtocolVersion::V3_1 || (version == ProtocolVersion::V3_1_1 && !connect.clean_start)) {
         return refuse(ReasonCode::ClientIdentifierNotValid, "an empty client identifier");
     }
+    if terms.reserved.contains(connect.client_id) {
+        return refuse(ReasonCode::ClientIdentifierNotValid, "the client identifier of a bridge");
+    }
     match &connect.will {
         Some(will) if topic::check_name(will.topic).is_err() => refuse(ReasonCode::TopicNameInvalid, "the will's topic"),
-        Some(will) if is_system(will.topic) => refuse(ReasonCode::NotAuthorized, "a will below $SYS"),
+        Some(will) if is_system(will.topic) && !is_own_state(will.topic, connect.client_id) => {
+            refuse(ReasonCode::NotAuthorized, "a will below $SYS")
+        }
         _ => Ok(()),
     }
 }

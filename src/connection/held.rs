@@ -253,6 +253,7 @@ mod tests {
             topic_alias_broker_max: 0,
             response_information: None,
             server_reference: None,
+            reserved: Arc::default(),
         });
         let peer = Peer { address: Address::Unix, proxy: None, transport: Transport::Plain, identity: None };
         let (ours, mut client) = tokio::io::duplex(64 * 1024);

@@ -15,6 +15,7 @@ mod packets;
 mod peer;
 mod reauthentication;
 
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -73,6 +74,8 @@ pub struct Terms {
     pub response_information: Option<String>,
     /// Server Reference for clients that are to use another server.
     pub server_reference: Option<String>,
+    /// Client ids that no client may have.
+    pub reserved: Arc<HashSet<String>>,
 }
 
 /// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can
@@ -178,6 +181,8 @@ pub struct Client<S> {
     connection: Connection,
     terms: Arc<Terms>,
     version: ProtocolVersion,
+    /// It is another broker's bridge: nothing that it sends goes back to it, and what is retained stays so.
+    is_bridge: bool,
     /// Largest packet that the client takes.
     client_packet_bytes_max: usize,
     /// The Session Expiry Interval of CONNECT was 0: DISCONNECT must not change it [MQTT-3.14.2.2.2].
@@ -222,6 +227,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             peer,
             router,
             version: accepted.version,
+            is_bridge: accepted.is_bridge,
             client_packet_bytes_max: accepted.client_packet_bytes_max,
             expiry_fixed: accepted.expiry_fixed,
             connection: accepted.connection,
@@ -261,6 +267,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             };
         }
         self
+    }
+
+    /// Its session.
+    #[must_use]
+    pub fn subscriber(&self) -> &Arc<Subscriber> {
+        &self.connection.subscriber
     }
 
     /// What ends it from outside.

@@ -10,7 +10,7 @@ use crate::codec::{
     self, Ack, AckProperties, Packet, PacketId, PacketType, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck,
 };
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM};
-use crate::router::{Farewell, Ingress, Routed, Subscribe, is_system};
+use crate::router::{Farewell, Ingress, Routed, Subscribe, is_own_state, is_system};
 use crate::session::{Message, SessionExpiry, SubscriptionOptions};
 use crate::topic::{self, TopicError};
 
@@ -164,7 +164,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// Gives the message to its receivers. Says what the publisher is answered, if it awaits an answer; after a fault nobody has got it.
     fn route(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<ReasonCode, Fault> {
         if is_system(topic) {
-            return Ok(ReasonCode::NotAuthorized);
+            let subscriber = &self.connection.subscriber;
+            if !is_own_state(topic, &subscriber.client_id) || !subscriber.may_publish(topic) {
+                return Ok(ReasonCode::NotAuthorized);
+            }
+            self.router.publish_system(&mut scratch.batch, topic, publish.payload, publish.retain, now);
+            return Ok(ReasonCode::Success);
         }
         scratch.properties.clear();
         if !publish.properties.is_forwardable_empty() {
@@ -248,10 +253,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         check_filters(subscribe.filters.iter().map(|filter| filter.filter))?;
         let mut reasons = Vec::with_capacity(subscribe.filters.len());
         for filter in &subscribe.filters {
+            // A shared subscription never has No Local [MQTT-3.8.3-4].
+            let is_bridges_own = self.is_bridge && !filter.filter.starts_with("$share/");
             let options = SubscriptionOptions {
                 qos: filter.options.qos,
-                no_local: filter.options.no_local,
-                retain_as_published: filter.options.retain_as_published,
+                no_local: filter.options.no_local || is_bridges_own,
+                retain_as_published: filter.options.retain_as_published || self.is_bridge,
                 subscription_id: subscribe.properties.subscription_id.map(u32::from),
             };
             let request = Subscribe { filter: filter.filter, options, retain_handling: filter.options.retain_handling };

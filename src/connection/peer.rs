@@ -24,6 +24,8 @@ pub enum Address {
     Ip(SocketAddr),
     /// On this machine, at a unix socket.
     Unix,
+    /// In this process: a bridge.
+    Bridge,
 }
 
 impl From<SocketAddr> for Address {
@@ -38,7 +40,7 @@ impl Address {
     pub fn socket(&self) -> Option<SocketAddr> {
         match self {
             Self::Ip(address) => Some(*address),
-            Self::Unix => None,
+            Self::Unix | Self::Bridge => None,
         }
     }
 
@@ -47,7 +49,7 @@ impl Address {
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Ip(address) => Some(address.ip()),
-            Self::Unix => None,
+            Self::Unix | Self::Bridge => None,
         }
     }
 }
@@ -57,6 +59,7 @@ impl fmt::Display for Address {
         match self {
             Self::Ip(address) => address.fmt(f),
             Self::Unix => f.write_str("unix"),
+            Self::Bridge => f.write_str("bridge"),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::deadlines::{Deadline, Due};
 use super::publish::Ingress;
 use super::retained::Writer;
 use super::route::RouteCache;
-use super::{Batch, Router};
+use super::{Batch, Router, is_system};
 use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
 use crate::limits::SESSIONS_MAX;
@@ -431,7 +431,9 @@ impl Router {
             return;
         }
         let message = StoredMessage { expires_at: will.message_expiry.map(|rest| now + rest), ..will.message };
-        self.publish(batch, &mut RouteCache::default(), &message.borrow(), Ingress::Will(subscriber), now);
+        // What a bridge says of itself is this broker's to show, and nobody else's.
+        let from = if is_system(&message.topic) { Ingress::System } else { Ingress::Will(subscriber) };
+        self.publish(batch, &mut RouteCache::default(), &message.borrow(), from, now);
         gone.into_iter().for_each(|change| batch.writes().push(change));
     }
 

@@ -34,7 +34,7 @@ pub use publish::{Arrival, Batch, Ingress, LinkDelivery, Routed};
 pub use retained::{MeshCounts, RetainedFull, RetainedStore, Unbelievable};
 pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};
-pub use system::is_system;
+pub use system::{is_own_state, is_system};
 
 use self::deadlines::Deadlines;
 use self::route::Subscriptions;

@@ -18,6 +18,14 @@ pub fn is_system(topic: &str) -> bool {
     topic.strip_prefix("$SYS").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// Whether a topic below `$SYS` is one that a client may say something at: whether it, a bridge, is connected. Mosquitto's bridges do, in the
+/// will of their CONNECT.
+#[must_use]
+pub fn is_own_state(topic: &str, client_id: &str) -> bool {
+    let rest = topic.strip_prefix("$SYS/broker/connection/").and_then(|rest| rest.strip_suffix("/state"));
+    rest.is_some_and(|rest| rest == client_id)
+}
+
 impl Router {
     /// Tells local clients something below `$SYS`. With `retain` it is kept for those to come, and an empty payload forgets it. Ends with
     /// [`Router::finish`], like every batch.

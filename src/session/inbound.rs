@@ -41,6 +41,12 @@ impl Inbound {
         self.received.as_ref().is_some_and(|received| received.contains(&id))
     }
 
+    /// All that are open; none is any more.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = PacketId> + use<> {
+        self.carried = 0;
+        self.received.take().into_iter().flat_map(|received| *received)
+    }
+
     /// A new connection resumes the session.
     pub(super) fn resume(&mut self) {
         self.carried = self.received.as_ref().map_or(0, |received| received.len());

@@ -161,6 +161,13 @@ impl Outbound {
         self.inflight.len()
     }
 
+    /// The identifier that will be given to a message last of all: what else is said under it meets none in flight.
+    #[must_use]
+    pub fn spare_id(&self) -> PacketId {
+        let oldest = self.inflight.front().map_or(self.issued, |first| first.serial);
+        packet_id(oldest.wrapping_add(u64::from(u16::MAX) - 1))
+    }
+
     /// Messages that wait for the window.
     #[must_use]
     pub fn queue_len(&self) -> usize {
@@ -523,6 +530,20 @@ mod tests {
             (Ok(true), Ok(false))
         );
         assert_eq!(outbound.inflight_len(), 0);
+    }
+
+    #[test]
+    fn the_spare_identifier_is_the_one_that_is_furthest_from_use() {
+        let mut outbound = Outbound::new(ROOMY);
+        assert_eq!(outbound.spare_id().get(), u16::MAX);
+        let first = outbound.send(QoS::AtLeastOnce, 0, None);
+        let spare = outbound.spare_id();
+        for _ in 1..u16::MAX - 1 {
+            let id = outbound.send(QoS::AtLeastOnce, 0, None);
+            assert!(id != spare && outbound.puback(id).map(|known| known.is_some()) == Ok(true));
+        }
+        assert_eq!(outbound.puback(first).map(|known| known.is_some()), Ok(true));
+        assert_eq!((spare.get(), outbound.send(QoS::AtLeastOnce, 0, None)), (u16::MAX, spare));
     }
 
     #[test]

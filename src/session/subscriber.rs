@@ -667,6 +667,15 @@ impl State {
         was_open
     }
 
+    /// The other side has forgotten what it had sent: none of its identifiers is open any more.
+    pub fn release_all(&mut self, writes: &mut Writes) {
+        for id in self.inbound.take_all() {
+            if let Some(durable) = &mut self.durable {
+                durable.identify(writes, Change::Completed(durable.session, id));
+            }
+        }
+    }
+
     /// Whether it outlives the broker.
     #[must_use]
     pub fn is_durable(&self) -> bool {

@@ -13,6 +13,7 @@
 
 mod access;
 mod bounds;
+mod bridge;
 mod broker;
 mod certificates;
 #[path = "../conformance/client.rs"]

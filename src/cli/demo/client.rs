@@ -49,6 +49,7 @@ impl Client {
         let mut wire = Wire { stream, unread: Vec::new() };
         let client_id = format!("demo-{number}");
         let hello = Connect {
+            is_bridge: false,
             version: VERSION,
             clean_start: true,
             keep_alive_seconds: 0,

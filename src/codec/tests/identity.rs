@@ -131,6 +131,7 @@ fn connect(version: ProtocolVersion) -> impl Strategy<Value = Packet<'static>> {
         move |(clean_start, keep_alive_seconds, properties, client_id, will, (user_name, password))| {
             let is_v5 = version == ProtocolVersion::V5;
             Packet::Connect(Box::new(Connect {
+                is_bridge: false,
                 version,
                 clean_start,
                 keep_alive_seconds,

@@ -23,6 +23,7 @@ fn connect_v5() {
     let users = bytes("26 s'k' s'1' 26 s'k' s'2'");
     let wills = bytes("26 s'' s''");
     let connect = Connect {
+        is_bridge: false,
         version: ProtocolVersion::V5,
         clean_start: true,
         keep_alive_seconds: 60,
@@ -73,6 +74,7 @@ fn connect_v5() {
 #[test]
 fn connect_v3() {
     let mut connect = Connect {
+        is_bridge: false,
         version: ProtocolVersion::V3_1_1,
         clean_start: false,
         keep_alive_seconds: 0xffff,
@@ -456,6 +458,7 @@ fn what_does_not_fit_is_not_written() {
         assert_eq!(out, b"before");
     }
     let connect = Connect {
+        is_bridge: false,
         version: ProtocolVersion::V3_1_1,
         clean_start: true,
         keep_alive_seconds: 0,

@@ -1,0 +1,337 @@
+//! Bridges to foreign brokers: plain MQTT 3.1.1 or 5 to a broker that is no part of the mesh, by Mosquitto's rules.
+//!
+//! A bridge is a session here and a session there, and between them a relay that renames topics. What waits while either side is away, what is
+//! in flight, QoS 2 and what of it is on disk is each session's own business; so an outage or the end of a process on either side loses and doubles
+//! nothing of QoS 1 and 2 but what MQTT itself allows. Nothing of the hot path knows of bridges.
+//!
+//! | file | duty |
+//! |---|---|
+//! | `topics` | what crosses, and what it is called on the other side |
+//! | `local` | the session here, over a pipe |
+//! | `remote` | the way to the foreign broker, CONNECT and CONNACK |
+//! | `tls` | whom it trusts, what it shows |
+//! | `relay` | packets across |
+//! | `status` | what is counted |
+//!
+//! Not here: what a bridge may be told, which is `config`'s.
+//!
+//! Specification: mosquitto.conf(5), "Configuring Bridges"; `README.md`, "Bridges".
+
+mod local;
+mod relay;
+mod remote;
+mod status;
+mod tls;
+mod topics;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use self::local::{Joined, Local, LocalError, Room};
+use self::relay::{End, Foreign, Relay};
+use self::remote::{DialError, Introduction, Remote};
+use self::status::Status;
+use self::topics::Topics;
+use crate::codec::{ProtocolVersion, QoS, ReasonCode};
+use crate::config::{self, Config, HostPort};
+use crate::metrics::Sample;
+use crate::router::{Batch, Router};
+use crate::{clock, task};
+
+/// After the first failure.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// A connection that lasted so long has succeeded: the next wait is the first again.
+const SUCCESS: Duration = Duration::from_secs(10);
+
+/// A packet with a longer topic may need longer lengths.
+const GROWTH_OF_LENGTHS: usize = 3;
+
+/// Why there is no bridge at present.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("it has no address")]
+    NoAddress,
+    #[error("{host}: {error}")]
+    Dial { host: String, error: DialError },
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    #[error("{0}")]
+    Ended(#[from] End),
+    #[error("the foreign broker takes no QoS {0}; lower the QoS of `topic`")]
+    QoS(u8),
+}
+
+/// All bridges of this broker.
+#[derive(Debug)]
+pub struct Bridges {
+    stop: watch::Sender<bool>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+    statuses: Vec<Arc<Status>>,
+}
+
+impl Bridges {
+    /// Starts what `config` names, on the current runtime.
+    #[must_use]
+    pub fn start(config: &Config, router: &Arc<Router>) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let (mut tasks, mut statuses) = (Vec::new(), Vec::new());
+        for one in &config.bridges {
+            let bridge = Bridge::new(config, one, Arc::clone(router));
+            statuses.push(Arc::clone(&bridge.status));
+            tasks.push(task::spawn("bridge", bridge.run(stopped.clone())));
+        }
+        Self { stop, tasks: Mutex::new(tasks), statuses }
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample> {
+        self.statuses.iter().flat_map(|status| status.samples()).collect()
+    }
+
+    /// Ends all connections; each session here waits for the next start.
+    pub async fn stop(&self, deadline: tokio::time::Instant) {
+        // Whoever is not there any more has ended.
+        let _ = self.stop.send(true);
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for mut task in tasks {
+            if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
+                task.abort();
+            }
+        }
+    }
+
+    /// Ends them without a word, as a process that is killed.
+    pub fn abort(&self) {
+        self.tasks.lock().iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// One bridge.
+#[derive(Debug)]
+struct Bridge {
+    config: config::Bridge,
+    remote_client_id: String,
+    /// On the foreign side.
+    notification_topic: Option<String>,
+    packet_bytes_max: u32,
+    topics: Topics,
+    local: Local,
+    router: Arc<Router>,
+    status: Arc<Status>,
+    /// The foreign broker does not understand that a bridge comes.
+    refuses_private: AtomicBool,
+    /// The foreign broker has the subscriptions of this configuration, as long as it has the session.
+    is_subscribed: AtomicBool,
+    /// Which address is tried first.
+    address: AtomicUsize,
+}
+
+impl Bridge {
+    fn new(config: &Config, one: &config::Bridge, router: Arc<Router>) -> Self {
+        let place = config.mesh.as_ref().map_or(&config.name, |mesh| &mesh.name);
+        let remote_client_id = one.remote_clientid.clone().unwrap_or_else(|| format!("{place}.{}", one.name));
+        let state = || one.notification_topic.clone().unwrap_or_else(|| state_topic(&remote_client_id));
+        Self {
+            notification_topic: (one.notifications && !one.notifications_local_only).then(state),
+            remote_client_id,
+            packet_bytes_max: one.max_packet_size.unwrap_or(config.limits.max_packet_size),
+            topics: Topics::new(&one.topics),
+            local: Local::new(Arc::clone(&router), one.local_client_id(), config.limits.max_inflight_messages, one.cleansession),
+            router,
+            status: Arc::new(Status::new(&one.name)),
+            refuses_private: AtomicBool::new(false),
+            is_subscribed: AtomicBool::new(false),
+            address: AtomicUsize::new(0),
+            config: one.clone(),
+        }
+    }
+
+    /// Serves the bridge until it is stopped.
+    async fn run(self, mut stopped: watch::Receiver<bool>) {
+        let name = self.config.name.clone();
+        self.status.set_serving(true);
+        self.show_state(false);
+        let (mut failures, mut last) = (0, String::new());
+        loop {
+            let began_at = clock::now();
+            let trouble = match self.attempt(&mut stopped).await {
+                Ok(End::Told) => return,
+                Ok(end) => Trouble::Ended(end),
+                Err(trouble) => trouble,
+            };
+            self.status.failures.add(1);
+            failures = if clock::now().saturating_duration_since(began_at) >= SUCCESS { 0 } else { failures + 1 };
+            let text = trouble.to_string();
+            if text == last {
+                tracing::debug!(bridge = name, reason = text, "the bridge is not connected");
+            } else {
+                tracing::warn!(bridge = name, reason = text, "the bridge is not connected");
+                last = text;
+            }
+            let wait = wait(failures, self.config.restart_timeout);
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = is_stopped(&mut stopped) => return,
+            }
+        }
+    }
+
+    /// Connects, and carries messages for as long as it lasts.
+    async fn attempt(&self, stopped: &mut watch::Receiver<bool>) -> Result<End, Trouble> {
+        // The session here waits before the foreign broker is there.
+        self.local.prepare(&self.topics).await?;
+        let remote = tokio::select! {
+            remote = self.reach() => remote?,
+            () = is_stopped(stopped) => return Ok(End::Told),
+        };
+        self.serve(remote, stopped.clone()).await
+    }
+
+    /// The first foreign broker that lets the bridge in.
+    async fn reach(&self) -> Result<Remote, Trouble> {
+        let count = self.config.addresses.len();
+        let first = if self.config.round_robin { self.address.load(Ordering::Relaxed) } else { 0 };
+        let mut trouble = Trouble::NoAddress;
+        let in_turn = self.config.addresses.iter().enumerate().cycle().skip(first).take(count);
+        for (index, address) in in_turn {
+            match self.dial(address).await {
+                Ok(remote) => {
+                    self.address.store(index, Ordering::Relaxed);
+                    return Ok(remote);
+                }
+                Err(error) => trouble = Trouble::Dial { host: address.to_string(), error },
+            }
+        }
+        Err(trouble)
+    }
+
+    async fn dial(&self, address: &HostPort) -> Result<Remote, DialError> {
+        let introduce = |is_private| Introduction {
+            bridge: &self.config,
+            client_id: &self.remote_client_id,
+            notification_topic: self.notification_topic.as_deref(),
+            packet_bytes_max: self.packet_bytes_max,
+            is_private,
+        };
+        let is_private = Introduction::knows_private(&self.config) && !self.refuses_private.load(Ordering::Relaxed);
+        let mut dialled = introduce(is_private).dial(address).await;
+        let is_refused = |error: &DialError| match error {
+            DialError::Refused(reason) => *reason == ReasonCode::UnsupportedProtocolVersion,
+            DialError::Closed => true,
+            _ => false,
+        };
+        if is_private && dialled.as_ref().err().is_some_and(is_refused) {
+            dialled = introduce(false).dial(address).await;
+            self.refuses_private.store(dialled.is_ok(), Ordering::Relaxed);
+        }
+        dialled
+    }
+
+    async fn serve(&self, remote: Remote, mut stopped: watch::Receiver<bool>) -> Result<End, Trouble> {
+        let too_high = self.topics.local().iter().map(|one| one.qos).max().filter(|qos| *qos > remote.qos_max);
+        if let Some(qos) = too_high {
+            return Err(Trouble::QoS(qos as u8));
+        }
+        let growth = u32::try_from(self.topics.growth_outward() + GROWTH_OF_LENGTHS).unwrap_or(u32::MAX);
+        let room = Room {
+            receive_maximum: remote.receive_maximum,
+            packet_bytes_max: remote.packet_bytes_max.saturating_sub(growth).max(1),
+        };
+        let Joined { client, pipe, first } = self.local.join(&self.topics, room, !remote.session_present).await?;
+        let spare_id = client.subscriber().lock().outbound.spare_id();
+        let foreign = Foreign {
+            version: remote.version,
+            packet_bytes_max: self.packet_bytes_max,
+            retain: self.config.outgoing_retain && remote.takes_retained,
+            keep_alive: remote.keep_alive,
+            spare_id,
+            has_stale_ids: remote.session_present
+                && self.local.is_new()
+                && self.topics.local().iter().any(|one| one.qos == QoS::ExactlyOnce),
+            has_subscriptions: remote.version != ProtocolVersion::V5
+                && remote.session_present
+                && self.is_subscribed.load(Ordering::Relaxed),
+        };
+        let mut relay = Relay::new(&self.topics, &self.status, foreign, self.config.attempt_unsubscribe)?;
+        relay.to_local = first;
+        if let Some(topic) = self.notification_topic.as_deref().filter(|_| remote.takes_retained) {
+            relay.notify(topic)?;
+        }
+        self.connected(&remote);
+        let told = Box::pin(async move { is_stopped(&mut stopped).await });
+        let relayed = async {
+            let end = relay.run(pipe, remote.stream, remote.rest, told).await;
+            self.is_subscribed.store(relay.is_subscribed, Ordering::Relaxed);
+            if !relay.is_sweeping() {
+                self.local.was_met();
+            }
+            end
+        };
+        let (end, ()) = tokio::join!(relayed, client.serve());
+        self.status.set_connected(false);
+        self.show_state(false);
+        Ok(end)
+    }
+
+    fn connected(&self, remote: &Remote) {
+        let bridge = &self.config.name;
+        self.status.connects.add(1);
+        self.status.set_connected(true);
+        self.show_state(true);
+        tracing::info!(bridge, version = %remote.version, session_present = remote.session_present, "the bridge is connected");
+        if !remote.is_no_echo && self.topics.have_both() {
+            tracing::warn!(
+                bridge,
+                "the foreign broker gives back what `both` topics send to it, so that it is seen twice here; if it speaks MQTT 5, set \
+                 protocol_version = \"mqttv50\""
+            );
+        }
+    }
+
+    /// Tells local clients.
+    fn show_state(&self, is_connected: bool) {
+        if !self.config.notifications {
+            return;
+        }
+        let (mut batch, now) = (Batch::default(), clock::now());
+        let state: &[u8] = if is_connected { b"1" } else { b"0" };
+        self.router.publish_system(&mut batch, &state_topic(&self.remote_client_id), state, true, now);
+        self.router.finish(&mut batch, now);
+    }
+}
+
+/// Ready when the bridge is to end.
+async fn is_stopped(stopped: &mut watch::Receiver<bool>) {
+    // A sender that is gone is a stop, too.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+/// As Mosquitto has it.
+fn state_topic(remote_client_id: &str) -> String {
+    format!("$SYS/broker/connection/{remote_client_id}/state")
+}
+
+/// Twice as long each time, and never quite the same for all.
+fn wait(failures: u32, most: Duration) -> Duration {
+    let longest = FIRST_WAIT.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(most);
+    longest.mul_f64(rand::random_range(0.5..=1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_up_to_the_longest() {
+        for (failures, longest) in [(0, 1), (1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (4_000_000_000, 30)] {
+            let wait = wait(failures, Duration::from_secs(30)).as_secs_f64();
+            assert!(wait >= f64::from(longest) / 2.0 && wait <= f64::from(longest), "{failures}: {wait}");
+        }
+    }
+}

@@ -1,0 +1,640 @@
+//! Between the two sides of a connected bridge: packets are handed across with their identifiers, and only topics are renamed.
+//!
+//! Each side is the server of a session and takes the bridge for its client, so each keeps its own half of every exchange, on its own disk:
+//! what one side sends under an identifier, the other acknowledges under it. The relay remembers nothing of a message, and nothing is lost or doubled
+//! when it ends in the middle, whoever ends it. What it says itself is SUBSCRIBE, UNSUBSCRIBE, PINGREQ, and the answer to messages that do not cross.
+//!
+//! One side is read from only while what goes to the other is being written, so a slow side slows the other and nothing grows.
+//!
+//! Invariant: a message is acknowledged by the relay itself only if it matches no topic of the bridge, or is no topic on the other side; that is
+//! counted.
+//!
+//! Specification: MQTT 5.0 sections 4.3 and 4.4.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::status::Status;
+use super::topics::Topics;
+use crate::clock;
+use crate::codec::{
+    self, Ack, AckProperties, DecodeError, EncodeError, Packet, PacketId, ProtocolVersion, Publish, PublishProperties, QoS,
+    ReasonCode, RetainHandling, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionIds, SubscriptionOptions, Unsubscribe,
+    UnsubscribeProperties,
+};
+use crate::limits::{PACKET_BYTES_MAX, READ_BYTES};
+use crate::router::is_system;
+
+/// So much waits to be written to one side before the other is not read from.
+const UNWRITTEN_BYTES_MAX: usize = 256 * 1024;
+/// A buffer that is larger is given back when it is empty.
+const KEPT_BUFFER_BYTES: usize = 64 * 1024;
+
+/// Why a connected bridge is no longer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    /// The broker stops, or the bridge is another's now.
+    #[error("told to end")]
+    Told,
+    /// The foreign broker's socket.
+    #[error("the connection to the foreign broker: {0}")]
+    Remote(std::io::Error),
+    /// The foreign broker has closed it.
+    #[error("the foreign broker has closed the connection")]
+    RemoteClosed,
+    /// The foreign broker's DISCONNECT.
+    #[error("the foreign broker says: {0}")]
+    RemoteSaid(ReasonCode),
+    /// It is not there any more.
+    #[error("the foreign broker does not answer")]
+    Silent,
+    /// What it sends is not MQTT.
+    #[error("from the foreign broker: {0}")]
+    Decode(#[from] DecodeError),
+    /// A packet that no server sends.
+    #[error("from the foreign broker: {0}, which no server sends")]
+    Unexpected(codec::PacketType),
+    /// A packet that cannot be written in the other version.
+    #[error("a packet that does not cross: {0}")]
+    Encode(#[from] EncodeError),
+    /// This broker has ended the session's connection.
+    #[error("this broker has closed the bridge's session")]
+    LocalClosed,
+    /// The same, with a reason.
+    #[error("this broker says to the bridge's session: {0}")]
+    LocalSaid(ReasonCode),
+    /// A message could not be taken here: it is not acknowledged, and comes again.
+    #[error("this broker cannot take a message now: {0}")]
+    LocalFull(ReasonCode),
+}
+
+/// What the foreign side is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Foreign {
+    pub(super) version: ProtocolVersion,
+    /// Bytes of the largest packet that is taken from it.
+    pub(super) packet_bytes_max: u32,
+    /// Whether retained messages are sent to it as such.
+    pub(super) retain: bool,
+    /// Zero: it is never asked whether it is there.
+    pub(super) keep_alive: Duration,
+    /// Under which SUBSCRIBE and UNSUBSCRIBE go to it; no message in flight has it.
+    pub(super) spare_id: PacketId,
+    /// It still has a session of which this broker knows nothing: what was in flight to it must be released there before its identifiers are used
+    /// again, or a new message would be taken for the repeat of an old one.
+    pub(super) has_stale_ids: bool,
+    /// It still has the subscriptions that were made before. MQTT 3.1.1 would answer to new ones with all that is retained.
+    pub(super) has_subscriptions: bool,
+}
+
+/// See the module's page. Pure but for the time: packets in, bytes out.
+#[derive(Debug)]
+pub(super) struct Relay<'a> {
+    topics: &'a Topics,
+    status: &'a Status,
+    foreign: Foreign,
+    unsubscribes: bool,
+    pub(super) to_local: Vec<u8>,
+    pub(super) to_remote: Vec<u8>,
+    /// Identifiers whose PUBCOMP is for the relay itself. Until all have come nothing of this side crosses: should the connection end before, all is
+    /// released again, and nothing with it that is in flight.
+    sweeping: BTreeSet<PacketId>,
+    topic: String,
+    /// SUBACK has come.
+    pub(super) is_subscribed: bool,
+}
+
+impl<'a> Relay<'a> {
+    /// Begins by subscribing on the foreign side.
+    ///
+    /// # Errors
+    /// When the filters do not fit a packet.
+    pub(super) fn new(topics: &'a Topics, status: &'a Status, foreign: Foreign, unsubscribes: bool) -> Result<Self, End> {
+        let mut relay = Self {
+            topics,
+            status,
+            foreign,
+            unsubscribes,
+            to_local: Vec::new(),
+            to_remote: Vec::new(),
+            sweeping: BTreeSet::new(),
+            topic: String::new(),
+            is_subscribed: false,
+        };
+        if foreign.has_stale_ids {
+            relay.sweep()?;
+        }
+        if foreign.has_subscriptions {
+            relay.is_subscribed = true;
+        } else {
+            relay.subscribe()?;
+        }
+        Ok(relay)
+    }
+
+    /// PUBREL of what was not received is answered all the same (MQTT 5.0 section 4.3.3; 3.1.1, section 4.3.3).
+    fn sweep(&mut self) -> Result<(), End> {
+        for id in 1..=u16::MAX {
+            let Some(id) = PacketId::new(id) else { continue };
+            codec::encode(&mut self.to_remote, self.foreign.version, &Packet::PubRel(Ack::success(id)))?;
+        }
+        self.sweeping = (1..=u16::MAX).filter_map(PacketId::new).collect();
+        Ok(())
+    }
+
+    /// Whether the foreign broker may still know identifiers of a former session.
+    pub(super) fn is_sweeping(&self) -> bool {
+        !self.sweeping.is_empty()
+    }
+
+    fn subscribe(&mut self) -> Result<(), End> {
+        let wanted = self.topics.remote();
+        if wanted.is_empty() {
+            return self.unsubscribe();
+        }
+        let options = |qos| SubscriptionOptions {
+            qos,
+            no_local: true,
+            retain_as_published: true,
+            retain_handling: RetainHandling::SendIfNew,
+        };
+        let filters = wanted.iter().map(|one| SubscribeFilter { filter: one.filter, options: options(one.qos) }).collect();
+        let packet = Subscribe { packet_id: self.foreign.spare_id, properties: SubscribeProperties::default(), filters };
+        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Subscribe(packet))?)
+    }
+
+    fn unsubscribe(&mut self) -> Result<(), End> {
+        self.is_subscribed = true;
+        let filters = self.topics.remote_unwanted();
+        if filters.is_empty() || !self.unsubscribes {
+            return Ok(());
+        }
+        let packet = Unsubscribe { packet_id: self.foreign.spare_id, properties: UnsubscribeProperties::default(), filters };
+        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Unsubscribe(packet))?)
+    }
+
+    /// Tells the foreign side, retained, that the bridge is there.
+    ///
+    /// # Errors
+    /// When the topic does not fit a packet.
+    pub(super) fn notify(&mut self, topic: &str) -> Result<(), End> {
+        let properties = PublishProperties::default();
+        let packet = Publish { dup: false, qos: QoS::AtMostOnce, retain: true, topic, packet_id: None, properties, payload: b"1" };
+        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Publish(packet))?)
+    }
+
+    /// A packet of this broker.
+    ///
+    /// # Errors
+    /// When the bridge has to end.
+    pub(super) fn from_local(&mut self, packet: &Packet<'_>) -> Result<(), End> {
+        match packet {
+            Packet::Publish(publish) => self.outward(publish),
+            // What is not taken here for want of room must not be taken for delivered there.
+            Packet::PubAck(ack) | Packet::PubRec(ack) if ack.reason == ReasonCode::QuotaExceeded => Err(End::LocalFull(ack.reason)),
+            Packet::PubAck(ack) => self.acknowledge_outward(Packet::PubAck, ack),
+            Packet::PubRec(ack) => self.acknowledge_outward(Packet::PubRec, ack),
+            Packet::PubRel(ack) => self.acknowledge_outward(Packet::PubRel, ack),
+            Packet::PubComp(ack) => self.acknowledge_outward(Packet::PubComp, ack),
+            Packet::SubAck(answer) => {
+                if let Some(reason) = answer.reasons.iter().find(|reason| reason.is_error()) {
+                    return Err(End::LocalSaid(*reason));
+                }
+                Ok(())
+            }
+            Packet::Disconnect(disconnect) => Err(End::LocalSaid(disconnect.reason)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A packet of the foreign broker.
+    ///
+    /// # Errors
+    /// When the bridge has to end.
+    pub(super) fn from_remote(&mut self, packet: &Packet<'_>) -> Result<(), End> {
+        match packet {
+            Packet::Publish(publish) => self.inward(publish),
+            Packet::PubAck(ack) => self.acknowledge_inward(Packet::PubAck, ack),
+            Packet::PubRec(ack) => self.acknowledge_inward(Packet::PubRec, ack),
+            Packet::PubRel(ack) => self.acknowledge_inward(Packet::PubRel, ack),
+            Packet::PubComp(ack) if self.sweeping.remove(&ack.packet_id) => Ok(()),
+            Packet::PubComp(ack) => self.acknowledge_inward(Packet::PubComp, ack),
+            Packet::SubAck(answer) => {
+                for (one, reason) in self.topics.remote().iter().zip(&answer.reasons) {
+                    if reason.is_error() {
+                        tracing::warn!(filter = one.filter, %reason, "the foreign broker refuses a subscription of the bridge");
+                    }
+                }
+                self.unsubscribe()
+            }
+            Packet::UnsubAck(_) | Packet::PingResp => Ok(()),
+            Packet::Disconnect(disconnect) => Err(End::RemoteSaid(disconnect.reason)),
+            other => Err(End::Unexpected(other.packet_type())),
+        }
+    }
+
+    fn outward(&mut self, publish: &Publish<'_>) -> Result<(), End> {
+        if !self.topics.outward(publish.topic, &mut self.topic) {
+            return self.answer_local(publish);
+        }
+        self.status.sent.add(1);
+        let crossing = Publish { topic: &self.topic, retain: publish.retain && self.foreign.retain, ..*publish };
+        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Publish(crossing))?)
+    }
+
+    fn inward(&mut self, publish: &Publish<'_>) -> Result<(), End> {
+        self.status.received.add(1);
+        if !self.topics.inward(publish.topic, &mut self.topic) || is_system(&self.topic) {
+            return self.answer_remote(publish);
+        }
+        // Identifiers of subscriptions are the bridge's own affair [MQTT-3.3.4-6].
+        let properties =
+            PublishProperties { topic_alias: None, subscription_ids: SubscriptionIds::default(), ..publish.properties };
+        let crossing = Publish { topic: &self.topic, properties, ..*publish };
+        Ok(codec::encode(&mut self.to_local, ProtocolVersion::V5, &Packet::Publish(crossing))?)
+    }
+
+    /// The message does not cross. Of QoS 2 the rest of the exchange crosses as ever: who has not received a message answers PUBREL all the same.
+    fn answer_local(&mut self, publish: &Publish<'_>) -> Result<(), End> {
+        self.status.refused.add(1);
+        answer(&mut self.to_local, ProtocolVersion::V5, publish)
+    }
+
+    /// See [`Self::answer_local`].
+    fn answer_remote(&mut self, publish: &Publish<'_>) -> Result<(), End> {
+        self.status.refused.add(1);
+        answer(&mut self.to_remote, self.foreign.version, publish)
+    }
+
+    fn acknowledge_outward(&mut self, kind: impl Fn(Ack<'static>) -> Packet<'static>, ack: &Ack<'_>) -> Result<(), End> {
+        put_ack(&mut self.to_remote, self.foreign.version, kind, ack)
+    }
+
+    fn acknowledge_inward(&mut self, kind: impl Fn(Ack<'static>) -> Packet<'static>, ack: &Ack<'_>) -> Result<(), End> {
+        let packet = kind(Ack::success(ack.packet_id));
+        if ack.reason.is_error() && matches!(packet, Packet::PubAck(_) | Packet::PubRec(_)) {
+            self.status.refused.add(1);
+            tracing::warn!(reason = %ack.reason, "the foreign broker refuses a message of the bridge, which is dropped");
+        }
+        put_ack(&mut self.to_local, ProtocolVersion::V5, kind, ack)
+    }
+
+    /// Is the foreign broker there?
+    fn ping(&mut self) -> Result<(), End> {
+        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::PingReq)?)
+    }
+
+    /// Carries packets both ways until something ends.
+    pub(super) async fn run(
+        &mut self,
+        local: impl AsyncRead + AsyncWrite,
+        remote: impl AsyncRead + AsyncWrite,
+        rest: Vec<u8>,
+        mut told: impl Future<Output = ()> + Unpin,
+    ) -> End {
+        let (mut local_in, mut local_out) = tokio::io::split(local);
+        let (mut remote_in, mut remote_out) = tokio::io::split(remote);
+        let (mut from_local, mut from_remote) = (Vec::new(), rest);
+        let (mut written_local, mut written_remote) = (0, 0);
+        let mut life = Life::new(self.foreign.keep_alive, clock::now());
+        if let Err(end) = self.take_remote(&mut from_remote) {
+            return end;
+        }
+        loop {
+            let (to_local, to_remote) =
+                (self.to_local.get(written_local..).unwrap_or_default(), self.to_remote.get(written_remote..).unwrap_or_default());
+            let taken = tokio::select! {
+                () = &mut told => return End::Told,
+                wrote = local_out.write(to_local), if !to_local.is_empty() => match wrote {
+                    Ok(count) if count > 0 => {
+                        written_local += count;
+                        trim(&mut self.to_local, &mut written_local);
+                        Ok(())
+                    }
+                    _ => return End::LocalClosed,
+                },
+                wrote = remote_out.write(to_remote), if !to_remote.is_empty() => match wrote {
+                    Ok(0) => return End::RemoteClosed,
+                    Ok(count) => {
+                        written_remote += count;
+                        trim(&mut self.to_remote, &mut written_remote);
+                        life.spoke(clock::now());
+                        Ok(())
+                    }
+                    Err(error) => return End::Remote(error),
+                },
+                read = read(&mut local_in, &mut from_local), if to_remote.len() < UNWRITTEN_BYTES_MAX && !self.is_sweeping() => match read {
+                    Ok(count) if count > 0 => self.take_local(&mut from_local),
+                    _ => return End::LocalClosed,
+                },
+                read = read(&mut remote_in, &mut from_remote), if to_local.len() < UNWRITTEN_BYTES_MAX => match read {
+                    Ok(0) => return End::RemoteClosed,
+                    Ok(_) => {
+                        life.heard(clock::now());
+                        self.take_remote(&mut from_remote)
+                    }
+                    Err(error) => return End::Remote(error),
+                },
+                () = tokio::time::sleep_until(life.due().into()), if life.is_watched() => match life.pass(clock::now()) {
+                    Pass::Ask => self.ping(),
+                    Pass::Gone => return End::Silent,
+                    Pass::Nothing => Ok(()),
+                },
+            };
+            if let Err(end) = taken {
+                return end;
+            }
+            // TLS keeps back what is not flushed; a flush of nothing costs nothing.
+            if self.to_remote.is_empty()
+                && let Err(error) = remote_out.flush().await
+            {
+                return End::Remote(error);
+            }
+        }
+    }
+
+    fn take_local(&mut self, input: &mut Vec<u8>) -> Result<(), End> {
+        let mut taken = 0;
+        while let Some((packet, length)) =
+            codec::decode(input.get(taken..).unwrap_or_default(), ProtocolVersion::V5, PACKET_BYTES_MAX)?
+        {
+            self.from_local(&packet)?;
+            taken += length;
+        }
+        give_back(input, taken);
+        Ok(())
+    }
+
+    fn take_remote(&mut self, input: &mut Vec<u8>) -> Result<(), End> {
+        let Foreign { version, packet_bytes_max, .. } = self.foreign;
+        let mut taken = 0;
+        while let Some((packet, length)) = codec::decode(input.get(taken..).unwrap_or_default(), version, packet_bytes_max)? {
+            self.from_remote(&packet)?;
+            taken += length;
+        }
+        give_back(input, taken);
+        Ok(())
+    }
+}
+
+async fn read(from: &mut (impl AsyncRead + Unpin), into: &mut Vec<u8>) -> std::io::Result<usize> {
+    into.reserve(READ_BYTES);
+    from.read_buf(into).await
+}
+
+/// Forgets what was written once all of it is, or most of much.
+fn trim(bytes: &mut Vec<u8>, written: &mut usize) {
+    if *written == bytes.len() || *written >= UNWRITTEN_BYTES_MAX {
+        give_back(bytes, *written);
+        *written = 0;
+    }
+}
+
+fn give_back(bytes: &mut Vec<u8>, taken: usize) {
+    bytes.drain(..taken.min(bytes.len()));
+    if bytes.is_empty() && bytes.capacity() > KEPT_BUFFER_BYTES {
+        *bytes = Vec::new();
+    }
+}
+
+/// Before MQTT 5 there is no refusal: what it would be said of is over all the same.
+fn put_ack(
+    out: &mut Vec<u8>,
+    version: ProtocolVersion,
+    kind: impl Fn(Ack<'static>) -> Packet<'static>,
+    ack: &Ack<'_>,
+) -> Result<(), End> {
+    let reason = if version == ProtocolVersion::V5 { ack.reason } else { ReasonCode::Success };
+    let ack = Ack { packet_id: ack.packet_id, reason, properties: AckProperties::default() };
+    Ok(codec::encode(out, version, &kind(ack))?)
+}
+
+fn answer(out: &mut Vec<u8>, version: ProtocolVersion, publish: &Publish<'_>) -> Result<(), End> {
+    let packet = match (publish.qos, publish.packet_id) {
+        (QoS::AtLeastOnce, Some(id)) => Packet::PubAck(Ack::success(id)),
+        (QoS::ExactlyOnce, Some(id)) => Packet::PubRec(Ack::success(id)),
+        _ => return Ok(()),
+    };
+    Ok(codec::encode(out, version, &packet)?)
+}
+
+/// Whether the foreign broker is there (MQTT 5.0 section 3.1.2.10).
+#[derive(Debug)]
+struct Life {
+    keep_alive: Duration,
+    spoke_at: Instant,
+    heard_at: Instant,
+    /// It was asked then, and has said nothing since.
+    asked_at: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Nothing,
+    Ask,
+    Gone,
+}
+
+impl Life {
+    fn new(keep_alive: Duration, now: Instant) -> Self {
+        Self { keep_alive, spoke_at: now, heard_at: now, asked_at: None }
+    }
+
+    fn is_watched(&self) -> bool {
+        !self.keep_alive.is_zero()
+    }
+
+    fn spoke(&mut self, now: Instant) {
+        self.spoke_at = now;
+    }
+
+    fn heard(&mut self, now: Instant) {
+        self.heard_at = now;
+        self.asked_at = None;
+    }
+
+    /// When there is something to do next.
+    fn due(&self) -> Instant {
+        match self.asked_at {
+            // Half as much again, as a server waits.
+            Some(asked_at) => asked_at + self.keep_alive / 2,
+            None => self.spoke_at.min(self.heard_at) + self.keep_alive,
+        }
+    }
+
+    fn pass(&mut self, now: Instant) -> Pass {
+        if now < self.due() {
+            return Pass::Nothing;
+        }
+        match self.asked_at {
+            Some(_) => Pass::Gone,
+            None => {
+                self.asked_at = Some(now);
+                Pass::Ask
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V5: ProtocolVersion = ProtocolVersion::V5;
+    const V3: ProtocolVersion = ProtocolVersion::V3_1_1;
+
+    fn id(n: u16) -> PacketId {
+        PacketId::new(n).unwrap()
+    }
+
+    fn foreign(version: ProtocolVersion) -> Foreign {
+        Foreign {
+            version,
+            packet_bytes_max: 10_000,
+            retain: true,
+            keep_alive: Duration::from_secs(10),
+            spare_id: id(900),
+            has_stale_ids: false,
+            has_subscriptions: false,
+        }
+    }
+
+    fn topics(lines: &[&str]) -> Topics {
+        Topics::new(&lines.iter().map(|line| line.parse().unwrap()).collect::<Vec<_>>())
+    }
+
+    fn publish(topic: &str, qos: QoS, n: u16) -> Publish<'_> {
+        let packet_id = (qos != QoS::AtMostOnce).then(|| id(n));
+        Publish { dup: false, qos, retain: false, topic, packet_id, properties: PublishProperties::default(), payload: b"x" }
+    }
+
+    /// What was said to a side since it was asked last.
+    fn said(bytes: &mut Vec<u8>, version: ProtocolVersion) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Ok(Some((packet, length))) = codec::decode(bytes, version, PACKET_BYTES_MAX) {
+            all.push(match &packet {
+                Packet::Publish(one) => format!(
+                    "PUBLISH {} {} {:?} r{}",
+                    one.topic,
+                    one.qos as u8,
+                    one.packet_id.map(PacketId::get),
+                    u8::from(one.retain)
+                ),
+                Packet::PubAck(ack) | Packet::PubRec(ack) | Packet::PubRel(ack) | Packet::PubComp(ack) => {
+                    format!("{} {} {:#x}", packet.packet_type(), ack.packet_id, ack.reason as u8)
+                }
+                Packet::Subscribe(one) => format!(
+                    "SUBSCRIBE {} {}",
+                    one.packet_id,
+                    one.filters.iter().map(|one| one.filter).collect::<Vec<_>>().join(" ")
+                ),
+                Packet::Unsubscribe(one) => format!("UNSUBSCRIBE {} {}", one.packet_id, one.filters.join(" ")),
+                other => other.packet_type().to_string(),
+            });
+            bytes.drain(..length);
+        }
+        assert!(bytes.is_empty());
+        all
+    }
+
+    #[test]
+    fn identifiers_cross_and_topics_are_renamed() {
+        for version in [V3, V5] {
+            let (topics, status) = (topics(&["a/# out 2 \"\" there/", "# in 2 here/ \"\""]), Status::new("b"));
+            let mut relay = Relay::new(&topics, &status, foreign(version), true).unwrap();
+            assert_eq!(said(&mut relay.to_remote, version), ["SUBSCRIBE 900 #"]);
+            let suback =
+                codec::SubAck { packet_id: id(900), properties: AckProperties::default(), reasons: vec![ReasonCode::GrantedQoS2] };
+            relay.from_remote(&Packet::SubAck(suback)).unwrap();
+            assert_eq!(said(&mut relay.to_remote, version), ["UNSUBSCRIBE 900 there/a/#"]);
+            for packet in [
+                Packet::Publish(publish("a/1", QoS::AtMostOnce, 0)),
+                Packet::Publish(publish("a/1", QoS::ExactlyOnce, 7)),
+                Packet::PubRel(Ack::success(id(7))),
+                Packet::PubRec(Ack::success(id(3))),
+            ] {
+                relay.from_local(&packet).unwrap();
+            }
+            let expected = ["PUBLISH there/a/1 0 None r0", "PUBLISH there/a/1 2 Some(7) r0", "PUBREL 7 0x0", "PUBREC 3 0x0"];
+            assert_eq!(said(&mut relay.to_remote, version), expected);
+            for packet in [
+                Packet::PubRec(Ack::success(id(7))),
+                Packet::Publish(publish("x", QoS::AtLeastOnce, 3)),
+                Packet::PubComp(Ack::success(id(7))),
+                Packet::PingResp,
+            ] {
+                relay.from_remote(&packet).unwrap();
+            }
+            assert_eq!(said(&mut relay.to_local, V5), ["PUBREC 7 0x0", "PUBLISH here/x 1 Some(3) r0", "PUBCOMP 7 0x0"]);
+        }
+    }
+
+    #[test]
+    fn what_does_not_cross_is_acknowledged_and_counted() {
+        let (topics, status) = (topics(&["a out 2", "b in 2 $SYS/ \"\"", "c in 2"]), Status::new("b"));
+        let mut relay = Relay::new(&topics, &status, foreign(V3), false).unwrap();
+        said(&mut relay.to_remote, V3);
+        for (n, qos) in [(0, QoS::AtMostOnce), (1, QoS::AtLeastOnce), (2, QoS::ExactlyOnce)] {
+            relay.from_local(&Packet::Publish(publish("old", qos, n))).unwrap();
+            relay.from_remote(&Packet::Publish(publish("old", qos, n))).unwrap();
+        }
+        // Nobody but the broker itself says anything there.
+        relay.from_remote(&Packet::Publish(publish("b", QoS::AtLeastOnce, 4))).unwrap();
+        assert_eq!(said(&mut relay.to_local, V5), ["PUBACK 1 0x0", "PUBREC 2 0x0"]);
+        assert_eq!(said(&mut relay.to_remote, V3), ["PUBACK 1 0x0", "PUBREC 2 0x0", "PUBACK 4 0x0"]);
+        // The exchange goes on between the two.
+        relay.from_local(&Packet::PubRel(Ack::success(id(2)))).unwrap();
+        assert_eq!(said(&mut relay.to_remote, V3), ["PUBREL 2 0x0"]);
+        assert_eq!((status.refused.value(), status.sent.value()), (7, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_taken_here_is_not_acknowledged_there() {
+        let (topics, status) = (topics(&["# in 2"]), Status::new("b"));
+        let mut relay = Relay::new(&topics, &status, foreign(V3), false).unwrap();
+        said(&mut relay.to_remote, V3);
+        let refusal = Ack { reason: ReasonCode::QuotaExceeded, ..Ack::success(id(5)) };
+        for packet in [Packet::PubAck(refusal), Packet::PubRec(refusal)] {
+            assert!(matches!(relay.from_local(&packet), Err(End::LocalFull(_))));
+        }
+        // Other refusals are final; before MQTT 5 they cannot be said.
+        relay.from_local(&Packet::PubRec(Ack { reason: ReasonCode::NotAuthorized, ..refusal })).unwrap();
+        assert_eq!(said(&mut relay.to_remote, V3), ["PUBREC 5 0x0"]);
+    }
+
+    #[test]
+    fn identifiers_that_the_foreign_broker_may_still_know_are_released_first() {
+        let (topics, status) = (topics(&["# out 2"]), Status::new("b"));
+        let mut relay = Relay::new(&topics, &status, Foreign { has_stale_ids: true, ..foreign(V5) }, false).unwrap();
+        let all = said(&mut relay.to_remote, V5);
+        assert_eq!((all.len(), all[0].as_str(), all[65_534].as_str()), (65_535, "PUBREL 1 0x0", "PUBREL 65535 0x0"));
+        for n in 1..=u16::MAX {
+            assert!(relay.is_sweeping());
+            let unknown = Ack { reason: ReasonCode::PacketIdentifierNotFound, ..Ack::success(id(n)) };
+            relay.from_remote(&Packet::PubComp(unknown)).unwrap();
+        }
+        assert!(!relay.is_sweeping() && relay.to_local.is_empty());
+        relay.from_remote(&Packet::PubRec(Ack::success(id(1)))).unwrap();
+        relay.from_remote(&Packet::PubComp(Ack::success(id(1)))).unwrap();
+        assert_eq!(said(&mut relay.to_local, V5), ["PUBREC 1 0x0", "PUBCOMP 1 0x0"]);
+    }
+
+    #[test]
+    fn who_is_silent_is_asked_and_then_given_up() {
+        let start = clock::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut life = Life::new(Duration::from_secs(10), start);
+        assert_eq!((life.due(), life.pass(at(9))), (at(10), Pass::Nothing));
+        // Only speaking is not enough, and neither is only hearing.
+        life.spoke(at(8));
+        assert_eq!(life.pass(at(10)), Pass::Ask);
+        assert_eq!((life.due(), life.pass(at(14))), (at(15), Pass::Nothing));
+        life.heard(at(14));
+        life.spoke(at(15));
+        assert_eq!((life.due(), life.pass(at(24))), (at(24), Pass::Ask));
+        assert_eq!(life.pass(at(29)), Pass::Gone);
+        assert!(!Life::new(Duration::ZERO, start).is_watched());
+    }
+}

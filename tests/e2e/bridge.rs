@@ -1,0 +1,358 @@
+//! Bridges to foreign brokers: Mosquitto, where it is installed, and one of ours.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::broker::{Broker, Site, wait_for};
+use crate::client::{Client, Connect, Publish};
+use crate::foreign::is_there;
+use crate::serve::get;
+use crate::wire::*;
+
+/// An address that was free a moment ago, for a broker that comes back to it.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// A broker of ours that listens there, so that it comes back to where it was.
+fn start_at(site: &Site, name: &str, address: SocketAddr, more: &str) -> Broker {
+    let configuration = site.alone(name).replacen("127.0.0.1:0", &address.to_string(), 1);
+    site.start(name, &format!("{configuration}{more}"))
+}
+
+fn bridge(to: SocketAddr, topics: &[&str], more: &str) -> String {
+    format!("[[bridge]]\nname = \"cloud\"\naddresses = [\"{to}\"]\ntopic = {topics:?}\nrestart_timeout = \"1s\"\n{more}\n")
+}
+
+/// Whom the bridge leads to.
+enum Foreign {
+    Ours(Broker),
+    Mosquitto(Child),
+}
+
+impl Foreign {
+    fn start(site: &Site, is_mosquitto: bool, address: SocketAddr) -> Self {
+        if !is_mosquitto {
+            return Self::Ours(start_at(site, "cloud", address, ""));
+        }
+        let dir = site.file("mosquitto");
+        fs::create_dir_all(&dir).unwrap();
+        let text = format!(
+            "user root\nlistener {} 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location {dir}/\nmax_queued_messages 0\n\
+             max_inflight_messages 20\nset_tcp_nodelay true\n",
+            address.port()
+        );
+        let config = site.file("mosquitto.conf");
+        fs::write(&config, text).unwrap();
+        let log = fs::File::options().create(true).append(true).open(site.file("mosquitto.log")).unwrap();
+        let child = Command::new("mosquitto").args(["-c", &config]).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        wait_for("Mosquitto", || TcpStream::connect(address).ok());
+        Self::Mosquitto(child)
+    }
+
+    /// Ends it so that it keeps what it should: Mosquitto does that only when it is asked to end.
+    fn end(mut self) {
+        match &mut self {
+            Self::Ours(broker) => {
+                broker.signal("KILL");
+                broker.wait();
+            }
+            Self::Mosquitto(child) => {
+                assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+                child.wait().unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if let Self::Mosquitto(child) = self {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn has_mosquitto() -> bool {
+    let mut probe = Command::new("sh");
+    probe.args(["-c", "command -v mosquitto"]);
+    is_there("mosquitto", probe)
+}
+
+/// Of the bridge `cloud`.
+fn metric(broker: &Broker, name: &str) -> u64 {
+    let page = get(broker.address_of("health"), "/metrics");
+    let line =
+        page.lines().find(|line| line.starts_with(&format!("mqtt_st_quic_bridge_{name}")) && line.contains("{bridge=\"cloud\"}"));
+    let value: f64 = line.unwrap_or_else(|| panic!("no {name} in {page}")).rsplit(' ').next().unwrap().parse().unwrap();
+    value as u64
+}
+
+fn wait_for_bridge(broker: &Broker) {
+    wait_for("a bridge that is connected", || (metric(broker, "connected") == 1).then_some(()));
+}
+
+fn say(client: &mut Client, topic: &str, payload: &str, qos: u8) {
+    assert!(client.publish(Publish { topic, payload, qos, ..Publish::default() }) < 0x80);
+}
+
+/// What a session without a client has been sent, when nothing more comes.
+fn taken(client: &mut Client) -> Vec<String> {
+    let mut payloads = Vec::new();
+    while let Some(Some(received)) = client.receive_within(Duration::from_secs(2)) {
+        match received.kind {
+            kind::PUBLISH => {
+                payloads.push(received.text().to_owned());
+                match received.qos() {
+                    1 => client.send(&ack(kind::PUBACK, received.id)),
+                    2 => client.send(&ack(kind::PUBREC, received.id)),
+                    _ => {}
+                }
+            }
+            kind::PUBREL => client.send(&ack(kind::PUBCOMP, received.id)),
+            _ => panic!("{received:?}"),
+        }
+    }
+    payloads
+}
+
+fn numbers(range: std::ops::Range<usize>) -> Vec<String> {
+    range.map(|n| n.to_string()).collect()
+}
+
+fn sorted(mut payloads: Vec<String>) -> Vec<String> {
+    payloads.sort_by_key(|n| n.parse::<usize>().unwrap());
+    payloads
+}
+
+/// Every QoS both ways, renamed and retained; what goes both ways comes to everybody once.
+fn crosses(is_mosquitto: bool, version: &str) {
+    let (site, address) = (Site::new(), free_address());
+    let _foreign = Foreign::start(&site, is_mosquitto, address);
+    let topics = ["o/# out 2 \"\" site/", "# in 2 i/ cloud/", "b/# both 2"];
+    let more = format!("protocol_version = \"{version}\"\nremote_clientid = \"me\"");
+    let near = site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &topics, &more)));
+    wait_for_bridge(&near);
+    let at = |address: SocketAddr, version: u8| Client::connect_at(address, &Connect::new(version));
+    let mut here = at(near.address(), 5);
+    here.subscribe(&[("i/#", 2), ("b/#", 2), ("$SYS/broker/connection/me/state", 0)]);
+    assert_eq!(here.expect(kind::PUBLISH).text(), "1");
+    let mut there = at(address, 4);
+    there.subscribe(&[("site/#", 2), ("b/#", 2)]);
+    let (mut near_speaker, mut far_speaker) = (at(near.address(), 5), at(address, 4));
+    for qos in 0..=2 {
+        say(&mut near_speaker, "o/x", "out", qos);
+        let received = there.expect_message("out");
+        assert_eq!((received.topic.as_str(), received.qos()), ("site/o/x", qos), "{received:?}");
+        say(&mut far_speaker, "cloud/y", "in", qos);
+        let received = here.expect_message("in");
+        assert_eq!((received.topic.as_str(), received.qos()), ("i/y", qos), "{received:?}");
+        for speaker in [&mut near_speaker, &mut far_speaker] {
+            say(speaker, "b/z", "both", qos);
+            assert_eq!(here.expect_message("both").topic, "b/z");
+            assert_eq!(there.expect_message("both").topic, "b/z");
+        }
+        say(&mut near_speaker, "elsewhere", "no", qos);
+        say(&mut far_speaker, "elsewhere", "no", qos);
+    }
+    // Nothing came back: what is said now comes next.
+    say(&mut near_speaker, "o/x", "last", 1);
+    there.expect_message("last");
+    say(&mut far_speaker, "cloud/y", "last", 1);
+    here.expect_message("last");
+    // Retained messages are, on both sides.
+    near_speaker.retain("o/kept", "kept");
+    there.expect_message("kept");
+    far_speaker.retain("cloud/kept", "kept");
+    here.expect_message("kept");
+    let mut late = at(address, 4);
+    late.subscribe(&[("site/#", 1)]);
+    let received = late.expect_message("kept");
+    assert!(received.retain(), "{received:?}");
+    let mut late = at(near.address(), 5);
+    late.subscribe(&[("i/#", 1)]);
+    assert!(late.expect_message("kept").retain());
+    assert_eq!(metric(&near, "messages_refused"), 0);
+}
+
+#[test]
+fn messages_cross_to_one_of_ours_and_back() {
+    crosses(false, "mqttv50");
+    crosses(false, "mqttv311");
+}
+
+#[test]
+fn messages_cross_to_mosquitto_and_back() {
+    if has_mosquitto() {
+        crosses(true, "mqttv50");
+        crosses(true, "mqttv311");
+    }
+}
+
+/// Messages of both sides wait while the other is away.
+fn outlasts(is_mosquitto: bool, version: &str) {
+    const COUNT: usize = 300;
+    let (site, address) = (Site::new(), free_address());
+    let topics = ["o/# out 2", "i/# in 2"];
+    let configuration = format!("{}{}", site.alone("near"), bridge(address, &topics, &format!("protocol_version = \"{version}\"")));
+    let watcher = Connect::new(4).id("watcher").resume(0);
+    let foreign = Foreign::start(&site, is_mosquitto, address);
+    let mut there = Client::connect_at(address, &watcher);
+    there.subscribe(&[("o/#", 2)]);
+    there.disconnect();
+    foreign.end();
+    // The bridge begins while there is nobody on the other side.
+    let near = site.start("near", &configuration);
+    near.wait_for_log(&["the bridge is not connected", &address.to_string()]);
+    let mut speaker = Client::new(&near, 5);
+    for n in 0..COUNT {
+        say(&mut speaker, &format!("o/{}", n % 2), &n.to_string(), 1 + (n % 2) as u8);
+    }
+    let foreign = Foreign::start(&site, is_mosquitto, address);
+    wait_for_bridge(&near);
+    let mut there = Client::connect_at(address, &watcher);
+    assert_eq!(sorted(taken(&mut there)), numbers(0..COUNT));
+    // An outage while there is a session: nothing is missed.
+    there.disconnect();
+    foreign.end();
+    wait_for("a bridge that knows", || (metric(&near, "connected") == 0).then_some(()));
+    for n in COUNT..2 * COUNT {
+        say(&mut speaker, "o/1", &n.to_string(), 1 + (n % 2) as u8);
+    }
+    let foreign = Foreign::start(&site, is_mosquitto, address);
+    let mut there = Client::connect_at(address, &watcher);
+    let heard = taken(&mut there);
+    for odd in 0..2 {
+        let of = |all: &[String]| all.iter().filter(|n| n.parse::<usize>().unwrap() % 2 == odd).cloned().collect::<Vec<_>>();
+        assert_eq!(of(&heard), of(&numbers(COUNT..2 * COUNT)), "order holds within a QoS");
+    }
+    // And of this side.
+    let listener = Connect::new(5).id("listener").resume(3_600);
+    let mut here = Client::connect(&near, &listener);
+    here.subscribe(&[("i/#", 2)]);
+    here.disconnect();
+    near.kill();
+    let mut speaker = Client::connect_at(address, &Connect::new(4));
+    for n in 0..COUNT {
+        say(&mut speaker, "i/1", &n.to_string(), 2);
+    }
+    let near = site.start("near", &configuration);
+    let mut here = Client::connect(&near, &listener);
+    assert_eq!(here.take_messages(COUNT), numbers(0..COUNT));
+    here.expect_nothing();
+    drop(foreign);
+}
+
+#[test]
+fn messages_for_one_of_ours_wait_while_it_is_away() {
+    outlasts(false, "mqttv50");
+    outlasts(false, "mqttv311");
+}
+
+#[test]
+fn messages_for_mosquitto_wait_while_it_is_away() {
+    if has_mosquitto() {
+        outlasts(true, "mqttv50");
+        outlasts(true, "mqttv311");
+    }
+}
+
+#[test]
+fn killed_on_either_side_in_the_middle_qos_2_is_exact_both_ways() {
+    const COUNT: usize = 1_500;
+    for (round, version) in ["mqttv50", "mqttv311", "mqttv50", "mqttv311"].into_iter().enumerate() {
+        let (site, address) = (Site::new(), free_address());
+        let topics = ["o out 2", "i in 2"];
+        let configuration =
+            format!("{}{}", site.alone("near"), bridge(address, &topics, &format!("protocol_version = \"{version}\"")));
+        let watcher = Connect::new(5).id("watcher").resume(3_600);
+        let prepare = |broker: &Broker, filter: &str| {
+            let mut client = Client::connect(broker, &watcher);
+            client.subscribe(&[(filter, 2)]);
+            client.disconnect();
+        };
+        let mut near = site.start("near", &configuration);
+        let mut far = start_at(&site, "cloud", address, "");
+        prepare(&near, "i");
+        prepare(&far, "o");
+        wait_for_bridge(&near);
+        // Both have much to say when the way opens.
+        let fill = |broker: &Broker, topic: &str| {
+            let mut speaker = Client::new(broker, 5);
+            for n in 0..COUNT {
+                say(&mut speaker, topic, &n.to_string(), 2);
+            }
+        };
+        far.kill();
+        fill(&near, "o");
+        near.kill();
+        far = start_at(&site, "cloud", address, "");
+        fill(&far, "i");
+        near = site.start("near", &configuration);
+        for kill in 0..6_u64 {
+            wait_for_bridge(&near);
+            let seed = (round as u64 * 6 + kill) * 37 % 90;
+            println!("{version}: kill {kill} after {seed} ms");
+            std::thread::sleep(Duration::from_millis(seed));
+            if kill % 2 == 0 {
+                near.kill();
+                near = site.start("near", &configuration);
+            } else {
+                far.kill();
+                far = start_at(&site, "cloud", address, "");
+            }
+        }
+        for (broker, what) in [(&far, "out"), (&near, "in")] {
+            let mut client = Client::connect(broker, &watcher);
+            assert!(client.connack.session_present);
+            assert_eq!(client.take_messages(COUNT), numbers(0..COUNT), "{version} {what}");
+            client.expect_nothing();
+        }
+    }
+}
+
+#[test]
+fn nobody_else_is_the_bridge_and_both_sides_are_told_of_it() {
+    let (site, address) = (Site::new(), free_address());
+    let far = start_at(&site, "cloud", address, "");
+    let more = "remote_clientid = \"me\"\nlocal_clientid = \"mine\"\nnotification_topic = \"bridges/me\"";
+    let near = site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &["# out 1"], more)));
+    wait_for_bridge(&near);
+    let mut thief = Client::open(&near, 5);
+    thief.send(&Connect::new(5).id("mine").encode());
+    assert_eq!(thief.expect_end().reason, Some(0x85));
+    let mut there = Client::subscribed(&far, 5, "bridges/me", 1);
+    assert_eq!(there.expect(kind::PUBLISH).text(), "1");
+    let mut here = Client::subscribed(&near, 5, "$SYS/broker/connection/me/state", 0);
+    here.expect_message("1");
+    far.signal("STOP");
+    far.signal("CONT");
+    drop(there);
+    far.kill();
+    here.expect_message("0");
+    let far = start_at(&site, "cloud", address, "");
+    here.expect_message("1");
+    let mut there = Client::connect(&far, &Connect::new(5));
+    there.subscribe(&[("bridges/me", 1)]);
+    let state = wait_for("the state", || Some(there.expect(kind::PUBLISH))).text().to_owned();
+    assert_eq!(state, "1");
+    drop(near);
+    there.expect_message("0");
+}
+
+#[test]
+fn a_bridge_that_is_configured_no_more_leaves_no_session() {
+    let (site, address) = (Site::new(), free_address());
+    let sessions = |broker: &Broker| get(broker.address_of("health"), "/metrics").contains("\nmqtt_st_quic_sessions 1.0\n");
+    let near = site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &["# out 1"], "")));
+    wait_for("the bridge's session", || sessions(&near).then_some(()));
+    near.kill();
+    let near = site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &["a out 1"], "")));
+    assert!(sessions(&near));
+    near.kill();
+    let near = site.start("near", &site.alone("near"));
+    assert!(!sessions(&near));
+}
