@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Pending, Readiness, View};
-use crate::bridge::Bridges;
+use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{Logins, Meter, Rates, Terms};
@@ -199,7 +199,11 @@ impl Server {
             }
         };
         let memory_limit = memory_limit(config);
-        let bridges = Bridges::start(config, &router);
+        let reachable = mesh.as_ref().map(|mesh| {
+            let watcher = mesh.watcher();
+            Arc::new(move || watcher.reachable()) as Reachable
+        });
+        let bridges = Bridges::start(config, &router, reachable.as_ref());
         let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 

@@ -86,7 +86,21 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     (
         "bridge",
         Shell,
-        &["limits", "metrics", "config", "codec", "topic", "auth", "session", "router", "clock", "task", "connection"],
+        &[
+            "limits",
+            "ids",
+            "metrics",
+            "config",
+            "codec",
+            "topic",
+            "auth",
+            "session",
+            "shared",
+            "router",
+            "clock",
+            "task",
+            "connection",
+        ],
     ),
     ("policies", Shell, &["config", "auth"]),
     (

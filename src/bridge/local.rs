@@ -12,15 +12,17 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
+use super::status::Status;
 use super::topics::{Topics, Wanted};
-use crate::auth::Policy;
+use crate::auth::{Identity, Policy, Standing};
+use crate::clock;
 use crate::codec::{
     self, Connect, ConnectProperties, Disconnect, DisconnectProperties, Packet, PacketId, ProtocolVersion, ReasonCode,
     RetainHandling, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionOptions, Unsubscribe, UnsubscribeProperties,
 };
 use crate::connection::{self, Address, Client, Logins, Peer, Rates, Terms, Transport};
 use crate::limits::PACKET_BYTES_MAX;
-use crate::router::Router;
+use crate::router::{Batch, Router};
 use crate::session::Subscriber;
 
 /// What the pipe holds each way, bytes.
@@ -112,6 +114,33 @@ impl Local {
         self.put_subscriptions(&mut first, topics, &known, |_| RetainHandling::DoNotSend);
         let (said, ()) = tokio::join!(say_and_leave(pipe, &first), client.serve());
         said
+    }
+
+    /// Whether there is a session.
+    pub(super) fn is_there(&self) -> bool {
+        self.session().is_some()
+    }
+
+    fn session(&self) -> Option<Arc<Subscriber>> {
+        let session = self.router.session(&self.client_id)?;
+        // The record of an earlier configuration's client of this name is not ours.
+        let is_ours = session.access().is_some_and(|access| matches!(access.identity(), Identity::Bridge { .. }));
+        is_ours.then_some(session)
+    }
+
+    /// Ends the session: another broker serves the bridge.
+    pub(super) fn forget(&self, bridge: &str, status: &Status) {
+        let Some(session) = self.session() else { return };
+        let state = session.lock();
+        let dropped = state.outbound.queue_len() + state.outbound.inflight_len();
+        drop(state);
+        let (mut batch, now) = (Batch::default(), clock::now());
+        self.router.judge_one(&mut batch, &session, |access| Standing::Gone(Arc::new(access.shut_out())), now);
+        self.router.finish(&mut batch, now);
+        if dropped > 0 {
+            status.dropped.add(dropped as u64);
+            tracing::warn!(bridge, dropped, "another broker serves the bridge by now: what waited for it here does not cross");
+        }
     }
 
     /// Whether the session is so new that whatever a foreign broker has of one is another's.

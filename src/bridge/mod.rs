@@ -6,6 +6,7 @@
 //!
 //! | file | duty |
 //! |---|---|
+//! | `election` | which broker of a mesh serves a bridge |
 //! | `topics` | what crosses, and what it is called on the other side |
 //! | `local` | the session here, over a pipe |
 //! | `remote` | the way to the foreign broker, CONNECT and CONNACK |
@@ -17,6 +18,7 @@
 //!
 //! Specification: mosquitto.conf(5), "Configuring Bridges"; `README.md`, "Bridges".
 
+mod election;
 mod local;
 mod relay;
 mod remote;
@@ -24,6 +26,7 @@ mod status;
 mod tls;
 mod topics;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,6 +35,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use self::election::{Election, Other, Turn};
 use self::local::{Joined, Local, LocalError, Room};
 use self::relay::{End, Foreign, Relay};
 use self::remote::{DialError, Introduction, Remote};
@@ -39,8 +43,10 @@ use self::status::Status;
 use self::topics::Topics;
 use crate::codec::{ProtocolVersion, QoS, ReasonCode};
 use crate::config::{self, Config, HostPort};
+use crate::ids::BrokerId;
 use crate::metrics::Sample;
 use crate::router::{Batch, Router};
+use crate::shared::register::{BridgeClaim, Key, Registers, Value};
 use crate::{clock, task};
 
 /// After the first failure.
@@ -48,6 +54,8 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// A connection that lasted so long has succeeded: the next wait is the first again.
 const SUCCESS: Duration = Duration::from_secs(10);
 
+/// Between two looks at whose turn it is.
+const ELECTION_INTERVAL: Duration = Duration::from_millis(250);
 /// A packet with a longer topic may need longer lengths.
 const GROWTH_OF_LENGTHS: usize = 3;
 
@@ -66,38 +74,60 @@ enum Trouble {
     QoS(u8),
 }
 
+/// Whom this broker reaches in its mesh, itself among them.
+pub type Reachable = Arc<dyn Fn() -> BTreeSet<BrokerId> + Send + Sync>;
+
 /// All bridges of this broker.
 #[derive(Debug)]
 pub struct Bridges {
-    stop: watch::Sender<bool>,
+    all: Vec<Running>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-    statuses: Vec<Arc<Status>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    turn: Arc<watch::Sender<Turn>>,
+    status: Arc<Status>,
 }
 
 impl Bridges {
-    /// Starts what `config` names, on the current runtime.
+    /// Starts what `config` names, on the current runtime. In a mesh each is served by one of the brokers that `reachable` names and that have it.
     #[must_use]
-    pub fn start(config: &Config, router: &Arc<Router>) -> Self {
-        let (stop, stopped) = watch::channel(false);
-        let (mut tasks, mut statuses) = (Vec::new(), Vec::new());
+    pub fn start(config: &Config, router: &Arc<Router>, reachable: Option<&Reachable>) -> Self {
+        let (mut all, mut tasks) = (Vec::new(), Vec::new());
         for one in &config.bridges {
             let bridge = Bridge::new(config, one, Arc::clone(router));
-            statuses.push(Arc::clone(&bridge.status));
-            tasks.push(task::spawn("bridge", bridge.run(stopped.clone())));
+            let mesh = reachable.zip(router.registers());
+            let (turn, turns) = watch::channel(if mesh.is_some() { Turn::Wait } else { Turn::Serve });
+            let turn = Arc::new(turn);
+            all.push(Running { turn: Arc::clone(&turn), status: Arc::clone(&bridge.status) });
+            if let Some((reachable, registers)) = mesh {
+                let claim = BridgeClaim { priority: one.priority, since_ms: 0, has_session: bridge.local.is_there() };
+                let election = Election::new(registers.own_id(), claim, one.takeover_after, clock::now());
+                let candidate = Candidate {
+                    name: one.name.clone(),
+                    election,
+                    registers: Arc::clone(registers),
+                    reachable: Arc::clone(reachable),
+                };
+                tasks.push(task::spawn("bridge election", candidate.run(turn)));
+            }
+            tasks.push(task::spawn("bridge", bridge.run(turns)));
         }
-        Self { stop, tasks: Mutex::new(tasks), statuses }
+        Self { all, tasks: Mutex::new(tasks) }
     }
 
     /// What is counted.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample> {
-        self.statuses.iter().flat_map(|status| status.samples()).collect()
+        self.all.iter().flat_map(|one| one.status.samples()).collect()
     }
 
     /// Ends all connections; each session here waits for the next start.
     pub async fn stop(&self, deadline: tokio::time::Instant) {
-        // Whoever is not there any more has ended.
-        let _ = self.stop.send(true);
+        self.all.iter().for_each(|one| {
+            one.turn.send_replace(Turn::Stop);
+        });
         let tasks = std::mem::take(&mut *self.tasks.lock());
         for mut task in tasks {
             if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
@@ -109,6 +139,49 @@ impl Bridges {
     /// Ends them without a word, as a process that is killed.
     pub fn abort(&self) {
         self.tasks.lock().iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// This broker among those that could serve a bridge.
+struct Candidate {
+    name: String,
+    election: Election,
+    registers: Arc<Registers>,
+    reachable: Reachable,
+}
+
+impl Candidate {
+    /// Says whose turn it is, until the bridge is stopped.
+    async fn run(mut self, turn: Arc<watch::Sender<Turn>>) {
+        let mut told = None;
+        while *turn.borrow() != Turn::Stop {
+            let others = self.others();
+            let unix_ms = u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX);
+            let decided = self.election.decide(&others, unix_ms, clock::now());
+            if told != Some(self.election.claim) {
+                self.registers.own().tell_bridge(&self.name, self.election.claim);
+                told = Some(self.election.claim);
+            }
+            turn.send_if_modified(|turn| {
+                let is_other = *turn != decided && *turn != Turn::Stop;
+                if is_other {
+                    tracing::debug!(bridge = self.name, turn = ?decided, "whose turn it is to serve the bridge");
+                    *turn = decided;
+                }
+                is_other
+            });
+            tokio::time::sleep(ELECTION_INTERVAL).await;
+        }
+    }
+
+    fn others(&self) -> Vec<Other> {
+        let reachable = (self.reachable)();
+        let said = self.registers.look_up(&Key::Bridge(self.name.as_str().into())).into_iter();
+        said.filter_map(|(id, value)| match value {
+            Value::Bridge(claim) => Some(Other { id, claim, is_reachable: reachable.contains(&id) }),
+            _ => None,
+        })
+        .collect()
     }
 }
 
@@ -152,45 +225,69 @@ impl Bridge {
         }
     }
 
-    /// Serves the bridge until it is stopped.
-    async fn run(self, mut stopped: watch::Receiver<bool>) {
-        let name = self.config.name.clone();
-        self.status.set_serving(true);
+    /// Does what it is the bridge's turn to do, until it is stopped.
+    async fn run(self, mut turns: watch::Receiver<Turn>) {
         self.show_state(false);
+        loop {
+            let turn = *turns.borrow_and_update();
+            self.status.set_serving(turn == Turn::Serve);
+            match turn {
+                Turn::Stop => return,
+                Turn::Wait => {}
+                Turn::Yield => self.local.forget(&self.config.name, &self.status),
+                Turn::Gather => {
+                    if let Err(error) = self.local.prepare(&self.topics).await {
+                        tracing::warn!(bridge = self.config.name, %error, "nothing is gathered for the bridge");
+                    }
+                }
+                Turn::Serve => {
+                    self.keep_connected(&mut turns).await;
+                    continue;
+                }
+            }
+            // A sender that is gone is a stop, too.
+            if turns.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Connects again and again, for as long as it is this broker's turn.
+    async fn keep_connected(&self, turns: &mut watch::Receiver<Turn>) {
+        let bridge = &self.config.name;
         let (mut failures, mut last) = (0, String::new());
         loop {
             let began_at = clock::now();
-            let trouble = match self.attempt(&mut stopped).await {
+            let trouble = match self.attempt(turns).await {
                 Ok(End::Told) => return,
                 Ok(end) => Trouble::Ended(end),
                 Err(trouble) => trouble,
             };
             self.status.failures.add(1);
             failures = if clock::now().saturating_duration_since(began_at) >= SUCCESS { 0 } else { failures + 1 };
-            let text = trouble.to_string();
-            if text == last {
-                tracing::debug!(bridge = name, reason = text, "the bridge is not connected");
+            let reason = trouble.to_string();
+            if reason == last {
+                tracing::debug!(bridge, reason, "the bridge is not connected");
             } else {
-                tracing::warn!(bridge = name, reason = text, "the bridge is not connected");
-                last = text;
+                tracing::warn!(bridge, reason, "the bridge is not connected");
+                last = reason;
             }
-            let wait = wait(failures, self.config.restart_timeout);
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = is_stopped(&mut stopped) => return,
+                () = tokio::time::sleep(wait(failures, self.config.restart_timeout)) => {}
+                () = is_over(turns) => return,
             }
         }
     }
 
     /// Connects, and carries messages for as long as it lasts.
-    async fn attempt(&self, stopped: &mut watch::Receiver<bool>) -> Result<End, Trouble> {
+    async fn attempt(&self, turns: &mut watch::Receiver<Turn>) -> Result<End, Trouble> {
         // The session here waits before the foreign broker is there.
         self.local.prepare(&self.topics).await?;
         let remote = tokio::select! {
             remote = self.reach() => remote?,
-            () = is_stopped(stopped) => return Ok(End::Told),
+            () = is_over(turns) => return Ok(End::Told),
         };
-        self.serve(remote, stopped.clone()).await
+        self.serve(remote, turns.clone()).await
     }
 
     /// The first foreign broker that lets the bridge in.
@@ -233,7 +330,7 @@ impl Bridge {
         dialled
     }
 
-    async fn serve(&self, remote: Remote, mut stopped: watch::Receiver<bool>) -> Result<End, Trouble> {
+    async fn serve(&self, remote: Remote, mut turns: watch::Receiver<Turn>) -> Result<End, Trouble> {
         let too_high = self.topics.local().iter().map(|one| one.qos).max().filter(|qos| *qos > remote.qos_max);
         if let Some(qos) = too_high {
             return Err(Trouble::QoS(qos as u8));
@@ -264,7 +361,7 @@ impl Bridge {
             relay.notify(topic)?;
         }
         self.connected(&remote);
-        let told = Box::pin(async move { is_stopped(&mut stopped).await });
+        let told = Box::pin(async move { is_over(&mut turns).await });
         let relayed = async {
             let end = relay.run(pipe, remote.stream, remote.rest, told).await;
             self.is_subscribed.store(relay.is_subscribed, Ordering::Relaxed);
@@ -306,10 +403,10 @@ impl Bridge {
     }
 }
 
-/// Ready when the bridge is to end.
-async fn is_stopped(stopped: &mut watch::Receiver<bool>) {
+/// Ready when it is this broker's turn no more.
+async fn is_over(turns: &mut watch::Receiver<Turn>) {
     // A sender that is gone is a stop, too.
-    let _ = stopped.wait_for(|stopped| *stopped).await;
+    let _ = turns.wait_for(|turn| *turn != Turn::Serve).await;
 }
 
 /// As Mosquitto has it.

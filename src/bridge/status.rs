@@ -20,6 +20,8 @@ pub(super) struct Status {
     pub(super) received: Counter,
     /// Messages that match no topic of the bridge, or that the other side has refused.
     pub(super) refused: Counter,
+    /// Messages that waited here when another broker took the bridge over.
+    pub(super) dropped: Counter,
 }
 
 impl Status {
@@ -33,6 +35,7 @@ impl Status {
             sent: Counter::default(),
             received: Counter::default(),
             refused: Counter::default(),
+            dropped: Counter::default(),
         }
     }
 
@@ -58,6 +61,7 @@ impl Status {
             counter("bridge_messages_sent", "Messages that the bridge gave to its foreign broker", &self.sent),
             counter("bridge_messages_received", "Messages that came from the foreign broker", &self.received),
             counter("bridge_messages_refused", "Messages that did not cross: no topic of the bridge, or refused", &self.refused),
+            counter("bridge_messages_dropped", "Messages that waited here when another broker took the bridge over", &self.dropped),
         ]
         .into_iter()
         .map(move |sample| sample.with("bridge", name.clone()))

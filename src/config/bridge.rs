@@ -72,8 +72,11 @@ pub struct Bridge {
     /// TLS; `None`: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<BridgeTls>,
-    /// Of the brokers of a mesh with this bridge the one with the lowest serves it.
+    /// Of the brokers of a mesh with this bridge the one with the lowest serves it, where none does yet.
     pub priority: u16,
+    /// How long another broker waits for the one that served the bridge before it serves it itself.
+    #[serde(with = "units::duration")]
+    pub takeover_after: Duration,
 }
 
 impl Default for Bridge {
@@ -101,6 +104,7 @@ impl Default for Bridge {
             attempt_unsubscribe: true,
             tls: None,
             priority: 100,
+            takeover_after: Duration::from_secs(30),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! This broker in its mesh, as whoever shows it to others sees it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +69,12 @@ impl Watcher {
     #[must_use]
     pub fn events(&self) -> Vec<String> {
         self.book.events.take()
+    }
+
+    /// Every broker to which a chain of live links leads, this one among them.
+    #[must_use]
+    pub fn reachable(&self) -> BTreeSet<BrokerId> {
+        self.book.topology(&self.mesh).brokers.iter().map(|broker| broker.id).collect()
     }
 
     /// This broker as it stands.

@@ -182,6 +182,12 @@ impl Router {
         Ok(connection)
     }
 
+    /// The session of a client, if there is one.
+    #[must_use]
+    pub fn session(&self, client_id: &str) -> Option<Arc<Subscriber>> {
+        self.registry.get(client_id).map(|subscriber| Arc::clone(&subscriber))
+    }
+
     /// Whether the client has a connection at present.
     #[must_use]
     pub fn is_connected(&self, client_id: &str) -> bool {

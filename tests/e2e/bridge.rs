@@ -356,3 +356,93 @@ fn a_bridge_that_is_configured_no_more_leaves_no_session() {
     let near = site.start("near", &site.alone("near"));
     assert!(!sessions(&near));
 }
+
+/// Of all brokers with the bridge, the one that is connected.
+fn serving<'a>(brokers: &[&'a Broker]) -> &'a Broker {
+    wait_for("one that serves", || {
+        let all: Vec<_> = brokers.iter().filter(|broker| metric(broker, "serving") == 1).collect();
+        assert!(all.len() <= 1, "one at a time");
+        all.first().filter(|broker| metric(broker, "connected") == 1).copied().copied()
+    })
+}
+
+#[test]
+fn one_broker_of_a_mesh_serves_a_bridge_and_another_takes_it_over() {
+    let (site, address) = (Site::new(), free_address());
+    let _far = start_at(&site, "cloud", address, "");
+    site.certify("m", "a", &[]);
+    site.certify("m", "b", &[]);
+    let mesh = |name: &str, peers: &[SocketAddr]| {
+        let more = format!("takeover_after = \"20s\"\npriority = {}", if name == "a" { 1 } else { 2 });
+        let topics = ["o/# out 2", "i/# in 2", "b/# both 2"];
+        format!("{}{}", site.configuration(name, peers), bridge(address, &topics, &more))
+    };
+    let a = site.start("a", &mesh("a", &[]));
+    let of_a = a.address_of("mesh");
+    let configuration_of_a = mesh("a", &[]).replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"{of_a}\""), 1);
+    let b = site.start("b", &mesh("b", &[of_a]));
+    crate::mesh::settle(&[&a, &b]);
+    assert_eq!(serving(&[&a, &b]).name, "a");
+
+    let watcher = |name: &str, filters: &[(&str, u8)], at: SocketAddr| {
+        let mut client = Client::connect_at(at, &Connect::new(5).id(name).resume(3_600));
+        client.subscribe(filters);
+        client
+    };
+    let mut there = watcher("there", &[("o/#", 2), ("b/#", 2)], address);
+    let mut here = watcher("here", &[("i/#", 2), ("b/#", 2)], b.address());
+    let mut far_speaker = Client::connect_at(address, &Connect::new(5));
+    let mut speakers = [Client::new(&a, 5), Client::new(&b, 5)];
+    let mut number = 0;
+    let mut round = |speakers: &mut [Client], there: &mut Client, here: &mut Client| {
+        for speaker in speakers.iter_mut() {
+            number += 1;
+            say(speaker, "o/x", &format!("out {number}"), 2);
+            there.expect_message(&format!("out {number}"));
+            say(speaker, "b/x", &format!("both {number}"), 2);
+            there.expect_message(&format!("both {number}"));
+            here.expect_message(&format!("both {number}"));
+        }
+        say(&mut far_speaker, "i/x", &format!("in {number}"), 2);
+        here.expect_message(&format!("in {number}"));
+        say(&mut far_speaker, "b/x", &format!("back {number}"), 2);
+        here.expect_message(&format!("back {number}"));
+        there.expect_message(&format!("back {number}"));
+    };
+    for _ in 0..20 {
+        round(&mut speakers, &mut there, &mut here);
+    }
+
+    // Killed and back in time, it goes on: what was said meanwhile on either side comes once.
+    let [_, mut speaker] = speakers;
+    a.kill();
+    wait_for("a broker that is missed", || (b.topology()["brokers"].as_array().unwrap().len() == 1).then_some(()));
+    for n in 0..100 {
+        say(&mut speaker, "o/y", &n.to_string(), 2);
+    }
+    let a = site.start("a", &configuration_of_a);
+    crate::mesh::settle(&[&a, &b]);
+    assert_eq!(there.take_messages(100), numbers(0..100));
+    assert_eq!(serving(&[&a, &b]).name, "a");
+    let mut speakers = [Client::new(&a, 5), speaker];
+    round(&mut speakers, &mut there, &mut here);
+    there.expect_nothing();
+    here.expect_nothing();
+
+    // Gone for longer, it is replaced, and when it comes back it stands by.
+    let [_, mut speaker] = speakers;
+    a.kill();
+    assert_eq!(serving(&[&b]).name, "b");
+    // What was said while nobody served was gathered.
+    say(&mut speaker, "o/z", "now", 2);
+    there.expect_message("now");
+    let a = site.start("a", &configuration_of_a);
+    crate::mesh::settle(&[&a, &b]);
+    let mut speakers = [Client::new(&a, 5), speaker];
+    for _ in 0..20 {
+        round(&mut speakers, &mut there, &mut here);
+    }
+    assert_eq!(serving(&[&a, &b]).name, "b");
+    there.expect_nothing();
+    here.expect_nothing();
+}

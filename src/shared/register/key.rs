@@ -10,6 +10,7 @@ use crate::ids::{BrokerId, Incarnation};
 const EVERYTHING: u8 = 0;
 const FILTER: u8 = 1;
 const ECHO: u8 = 3;
+const BRIDGE: u8 = 16;
 
 /// Set in the kind of a key that is taken out.
 const REMOVED: u8 = 0x80;
@@ -23,6 +24,8 @@ pub enum Key {
     Filter(Arc<str>),
     /// Another member's register.
     Echo(BrokerId),
+    /// A bridge of this name that the broker could serve.
+    Bridge(Arc<str>),
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
 }
@@ -45,6 +48,17 @@ pub struct ShareMembers {
     pub away: u32,
 }
 
+/// What a broker says of a bridge that it could serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BridgeClaim {
+    /// Lower is likelier to serve it.
+    pub priority: u16,
+    /// Since when it serves it, milliseconds since the Unix epoch; 0: it does not.
+    pub since_ms: u64,
+    /// Whether it has the bridge's session, of the time when it served it.
+    pub has_session: bool,
+}
+
 /// What an entry says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
@@ -54,6 +68,8 @@ pub enum Value {
     Members(ShareMembers),
     /// Of [`Key::Echo`].
     Echo(Echo),
+    /// Of [`Key::Bridge`].
+    Bridge(BridgeClaim),
     /// Of a newer version.
     Unknown(Arc<[u8]>),
 }
@@ -64,6 +80,7 @@ impl Key {
             Self::Everything => EVERYTHING,
             Self::Filter(_) => FILTER,
             Self::Echo(_) => ECHO,
+            Self::Bridge(_) => BRIDGE,
             Self::Unknown(kind, _) => *kind,
         }
     }
@@ -71,7 +88,7 @@ impl Key {
     fn put_bytes(&self, out: &mut Vec<u8>) {
         match self {
             Self::Everything => put_block(out, &[]),
-            Self::Filter(text) => put_block(out, text.as_bytes()),
+            Self::Filter(text) | Self::Bridge(text) => put_block(out, text.as_bytes()),
             Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
             Self::Unknown(_, bytes) => put_block(out, bytes),
         }
@@ -81,7 +98,7 @@ impl Key {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Everything => 0,
-            Self::Filter(text) => text.len(),
+            Self::Filter(text) | Self::Bridge(text) => text.len(),
             Self::Echo(_) => size_of::<u64>(),
             Self::Unknown(_, bytes) => bytes.len(),
         }
@@ -92,6 +109,7 @@ impl Key {
         Ok(match kind {
             EVERYTHING if bytes.is_empty() => Self::Everything,
             FILTER => Self::Filter(text()?),
+            BRIDGE => Self::Bridge(text()?),
             ECHO => Self::Echo(BrokerId(u64::from_be_bytes(bytes.try_into().map_err(|_| FrameError::Truncated("register key"))?))),
             _ => Self::Unknown(kind, bytes.into()),
         })
@@ -111,6 +129,11 @@ impl Value {
                 put_varint(&mut bytes, echo.incarnation.0);
                 put_varint(&mut bytes, echo.version);
             }
+            Self::Bridge(claim) => {
+                put_varint(&mut bytes, claim.priority.into());
+                put_varint(&mut bytes, claim.since_ms);
+                bytes.push(u8::from(claim.has_session));
+            }
             Self::Unknown(raw) => bytes.extend_from_slice(raw),
         }
         put_block(out, &bytes);
@@ -120,6 +143,7 @@ impl Value {
         let known = match key {
             Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
             Key::Filter(_) if !bytes.is_empty() => read_members(bytes).ok().map(Self::Members),
+            Key::Bridge(_) => read_bridge(bytes).ok().map(Self::Bridge),
             Key::Everything | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
         };
         known.unwrap_or_else(|| Self::Unknown(bytes.into()))
@@ -139,6 +163,20 @@ fn read_echo(bytes: &[u8]) -> Result<Echo, FrameError> {
     let echo = Echo { incarnation: Incarnation(reader.varint("incarnation")?), version: reader.varint("version")? };
     reader.finish()?;
     Ok(echo)
+}
+
+fn read_bridge(bytes: &[u8]) -> Result<BridgeClaim, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let priority = reader.varint("priority of a bridge")?;
+    let priority = u16::try_from(priority).map_err(|_| FrameError::Value { field: "priority of a bridge", value: priority })?;
+    let since_ms = reader.varint("since when a bridge is served")?;
+    let has_session = match reader.byte("session of a bridge")? {
+        0 => false,
+        1 => true,
+        other => return Err(FrameError::Value { field: "session of a bridge", value: other.into() }),
+    };
+    reader.finish()?;
+    Ok(BridgeClaim { priority, since_ms, has_session })
 }
 
 /// Appends what becomes of an entry.

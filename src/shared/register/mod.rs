@@ -43,7 +43,7 @@ mod seek;
 mod sum;
 
 pub use delta::{Delta, DeltaHead, DeltaMode, End, Have, Page, Want};
-pub use key::{Echo, Key, ShareMembers, Value};
+pub use key::{BridgeClaim, Echo, Key, ShareMembers, Value};
 pub use members::{Judgement, Registers, Say};
 pub use own::Register;
 

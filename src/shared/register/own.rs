@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::{Change, Echo, Key, ShareMembers, Value};
+use super::{BridgeClaim, Change, Echo, Key, ShareMembers, Value};
 use crate::ids::BrokerId;
 
 /// What this broker tells all others. Whoever changes it takes one short lock.
@@ -107,6 +107,11 @@ impl Register {
                 pending.put(key, Value::Members(members));
             }
         });
+    }
+
+    /// This broker could serve the bridge of this name, or does.
+    pub fn tell_bridge(&self, name: &str, claim: BridgeClaim) {
+        self.change(|pending| pending.put(Key::Bridge(name.into()), Value::Bridge(claim)));
     }
 
     /// So much of another's register was taken in.

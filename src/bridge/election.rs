@@ -1,0 +1,214 @@
+//! Which broker of a mesh serves a bridge that several have: one of those that reach each other.
+//!
+//! Each tells the others in its register that it has the bridge, and whether it serves it. Who serves it goes on, whoever comes; where nobody does,
+//! it is who still has the bridge's session, then the lowest priority, then the lowest id. Who served it and is gone is waited for: its session is on its
+//! disk. Meanwhile the next one gathers what is published, so that it does not begin with nothing.
+//!
+//! Pure: what the others say and whom this broker reaches goes in with the time.
+//!
+//! Invariant: among brokers that reach each other and have told each other, one serves. Those that do not reach each other, as in a partition, may
+//! serve a bridge both; when they meet again, the one that has served for longer goes on.
+
+use std::time::{Duration, Instant};
+
+use crate::ids::BrokerId;
+use crate::shared::register::BridgeClaim;
+
+/// A broker that was just started first hears who is there.
+const START: Duration = Duration::from_secs(2);
+
+/// What this broker is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nothing; a session that is there waits.
+    Wait,
+    /// Another serves the bridge: a session here is of the past, and would keep what the other has carried already.
+    Yield,
+    /// Let messages wait in the session, but do not connect.
+    Gather,
+    /// Connect.
+    Serve,
+    /// The broker stops.
+    Stop,
+}
+
+/// Another broker with the bridge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Other {
+    pub(super) id: BrokerId,
+    pub(super) claim: BridgeClaim,
+    pub(super) is_reachable: bool,
+}
+
+impl Other {
+    fn serves(&self) -> bool {
+        self.claim.since_ms > 0
+    }
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Election {
+    own: BrokerId,
+    takeover_after: Duration,
+    started_at: Instant,
+    /// What others are told.
+    pub(super) claim: BridgeClaim,
+    /// Since when nobody serves it because who did cannot be reached.
+    orphaned_at: Option<Instant>,
+}
+
+impl Election {
+    pub(super) fn new(own: BrokerId, claim: BridgeClaim, takeover_after: Duration, now: Instant) -> Self {
+        Self { own, takeover_after, started_at: now, claim, orphaned_at: None }
+    }
+
+    /// What is to be done now. `unix_ms` is the time by the clock, milliseconds.
+    pub(super) fn decide(&mut self, others: &[Other], unix_ms: u64, now: Instant) -> Turn {
+        let turn = self.turn(others, now);
+        match turn {
+            Turn::Serve if self.claim.since_ms == 0 => {
+                self.claim.since_ms = unix_ms.max(1);
+                self.claim.has_session = true;
+            }
+            Turn::Yield => {
+                self.claim.since_ms = 0;
+                self.claim.has_session = false;
+            }
+            _ => {}
+        }
+        turn
+    }
+
+    fn turn(&mut self, others: &[Other], now: Instant) -> Turn {
+        let reachable = || others.iter().filter(|other| other.is_reachable);
+        let (own, since_ms) = (self.own, self.claim.since_ms);
+        let is_before = |other: &Other| (other.claim.since_ms, other.id) < (since_ms, own);
+        if reachable().any(|other| other.serves() && (since_ms == 0 || is_before(other))) {
+            self.orphaned_at = None;
+            return Turn::Yield;
+        }
+        if since_ms > 0 {
+            return Turn::Serve;
+        }
+        let rank = |claim: &BridgeClaim, id: BrokerId| (!claim.has_session, claim.priority, id);
+        let is_next = reachable().all(|other| rank(&self.claim, own) < rank(&other.claim, other.id));
+        let is_orphaned = others.iter().any(|other| !other.is_reachable && other.serves());
+        let waited = |since: Instant| now.saturating_duration_since(since);
+        if !is_orphaned {
+            self.orphaned_at = None;
+            return if is_next && waited(self.started_at) >= START { Turn::Serve } else { Turn::Wait };
+        }
+        let orphaned_at = *self.orphaned_at.get_or_insert(now);
+        match is_next {
+            true if waited(orphaned_at) >= self.takeover_after => Turn::Serve,
+            true => Turn::Gather,
+            false => Turn::Wait,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    struct One {
+        election: Election,
+        turn: Turn,
+    }
+
+    /// Brokers with the bridge, their ids from 1 on; `reach` says who reaches whom.
+    struct Mesh {
+        brokers: Vec<One>,
+        start: Instant,
+        now_s: u64,
+    }
+
+    impl Mesh {
+        fn new(priorities: &[u16]) -> Self {
+            let start = clock::now();
+            let one = |(index, priority): (usize, &u16)| {
+                let claim = BridgeClaim { priority: *priority, ..BridgeClaim::default() };
+                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE, start), turn: Turn::Wait }
+            };
+            Self { brokers: priorities.iter().enumerate().map(one).collect(), start, now_s: 0 }
+        }
+
+        fn now(&self) -> Instant {
+            self.start + Duration::from_secs(self.now_s)
+        }
+
+        fn restart(&mut self, index: usize) {
+            let BridgeClaim { priority, has_session, .. } = self.brokers[index].election.claim;
+            let claim = BridgeClaim { priority, since_ms: 0, has_session };
+            self.brokers[index] =
+                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE, self.now()), turn: Turn::Wait };
+        }
+
+        /// Lets `seconds` go by; brokers of different parts do not reach each other, and who is in none is down.
+        fn pass(&mut self, seconds: u64, parts: &[&[usize]]) -> Vec<Turn> {
+            for _ in 0..seconds {
+                self.now_s += 1;
+                let claims: Vec<_> = self.brokers.iter().map(|one| one.election.claim).collect();
+                for part in parts {
+                    for index in *part {
+                        let others: Vec<_> = (0..claims.len())
+                            .filter(|other| other != index)
+                            .map(|other| Other {
+                                id: BrokerId(other as u64 + 1),
+                                claim: claims[other],
+                                is_reachable: part.contains(&other),
+                            })
+                            .collect();
+                        let now = self.now();
+                        let one = &mut self.brokers[*index];
+                        one.turn = one.election.decide(&others, 1_000 * self.now_s, now);
+                    }
+                }
+            }
+            self.brokers.iter().map(|one| one.turn).collect()
+        }
+    }
+
+    use Turn::{Gather, Serve, Wait, Yield};
+
+    #[test]
+    fn the_lowest_begins_and_whoever_serves_goes_on() {
+        let mut mesh = Mesh::new(&[100, 50, 100]);
+        assert_eq!(mesh.pass(1, &[&[0, 1, 2]]), [Wait, Wait, Wait]);
+        assert_eq!(mesh.pass(3, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
+        // A better one that comes later changes nothing.
+        let mut mesh = Mesh::new(&[100, 50]);
+        assert_eq!(mesh.pass(5, &[&[0]]), [Serve, Wait]);
+        mesh.restart(1);
+        assert_eq!(mesh.pass(5, &[&[0, 1]]), [Serve, Yield]);
+    }
+
+    #[test]
+    fn who_comes_back_in_time_goes_on_and_who_comes_later_yields() {
+        let mut mesh = Mesh::new(&[100, 50, 100]);
+        mesh.pass(5, &[&[0, 1, 2]]);
+        assert_eq!(mesh.pass(20, &[&[0, 2]]), [Gather, Serve, Wait]);
+        mesh.restart(1);
+        assert_eq!(mesh.pass(5, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
+
+        assert_eq!(mesh.pass(40, &[&[0, 2]]), [Serve, Serve, Yield]);
+        mesh.restart(1);
+        assert_eq!(mesh.pass(5, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+        // Whoever still has the session of the last that served comes before a better one.
+        mesh.restart(0);
+        assert_eq!(mesh.pass(5, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+    }
+
+    #[test]
+    fn parts_serve_both_and_one_of_them_when_they_meet() {
+        let mut mesh = Mesh::new(&[100, 100, 100]);
+        mesh.pass(5, &[&[0, 1, 2]]);
+        assert_eq!(mesh.pass(25, &[&[0], &[1, 2]]), [Serve, Gather, Wait]);
+        assert_eq!(mesh.pass(10, &[&[0], &[1, 2]]), [Serve, Serve, Yield]);
+        assert_eq!(mesh.pass(2, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+    }
+}
