@@ -446,3 +446,46 @@ fn one_broker_of_a_mesh_serves_a_bridge_and_another_takes_it_over() {
     there.expect_nothing();
     here.expect_nothing();
 }
+
+#[test]
+fn a_mosquitto_that_bridges_to_ours_gets_nothing_back() {
+    if !has_mosquitto() {
+        return;
+    }
+    for version in ["mqttv311", "mqttv50"] {
+        let (site, address) = (Site::new(), free_address());
+        let ours = site.start("ours", &site.alone("ours"));
+        let config = site.file("bridging.conf");
+        let text = format!(
+            "user root\nlistener {} 127.0.0.1\nallow_anonymous true\nconnection up\naddress {}\ntopic b/# both 2\n\
+             bridge_protocol_version {version}\nremote_clientid theirs\nrestart_timeout 1\n",
+            address.port(),
+            ours.address()
+        );
+        fs::write(&config, text).unwrap();
+        let child = Command::new("mosquitto").args(["-c", &config]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let theirs = Foreign::Mosquitto(child);
+        wait_for("Mosquitto", || TcpStream::connect(address).ok());
+        let mut here = Client::subscribed(&ours, 5, "b/#", 2);
+        let mut there = Client::connect_at(address, &Connect::new(4));
+        there.subscribe(&[("b/#", 2)]);
+        let mut state = Client::new(&ours, 5);
+        state.subscribe(&[("$SYS/broker/connection/theirs/state", 0)]);
+        wait_for("word of the bridge", || (state.receive().text() == "1").then_some(()));
+        wait_for("its subscription", || {
+            get(ours.address_of("health"), "/metrics").contains("\nmqtt_st_quic_subscriptions 3.0\n").then_some(())
+        });
+        let mut speakers = [Client::new(&ours, 5), Client::connect_at(address, &Connect::new(4))];
+        for n in 0..20 {
+            for speaker in &mut speakers {
+                say(speaker, "b/x", &n.to_string(), 2);
+                here.expect_message(&n.to_string());
+                there.expect_message(&n.to_string());
+            }
+        }
+        here.expect_nothing();
+        there.expect_nothing();
+        drop(theirs);
+        state.expect_message("0");
+    }
+}
