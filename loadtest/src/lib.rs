@@ -17,6 +17,7 @@
 //! | [`pace`], [`timer`] | the open loop's schedule, and waking for it |
 //! | [`tally`], [`watch`], [`series`], [`usage`] | what all clients have counted, over time, and what brokers' processes have used |
 //! | [`report`], [`threshold`], [`progress`] | the results, the conditions on them, the bar |
+//! | [`html`] | a page from the reports of runs |
 //! | [`clock`] | the one place that reads time |
 
 mod arguments;
@@ -24,6 +25,7 @@ mod client;
 mod clock;
 mod connect;
 mod course;
+mod html;
 mod ledger;
 pub mod mesh;
 mod pace;
@@ -71,6 +73,7 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Load(command) => Plan::new(&command).and_then(|plan| load(&plan, command.output())),
         Command::Mesh(command) => observe(&command),
+        Command::Report(page) => html::write(&page.files, &page.title, page.output.as_deref()).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         if let Some(usage) = error.downcast_ref::<Usage>() {
@@ -108,11 +111,11 @@ fn observe(command: &arguments::Mesh) -> Result<ExitCode> {
 
 /// Writes the report, and tells how it went.
 fn conclude(report: &Report, output: &Output) -> Result<ExitCode> {
-    write!(stdout(), "{report}").context("cannot write the report to stdout")?;
     if let Some(path) = &output.json {
         let json = serde_json::to_vec_pretty(report)?;
         fs::write(path, json).with_context(|| format!("cannot write --json {}", path.display()))?;
     }
+    write!(stdout(), "{report}").context("cannot write the report to stdout")?;
     let failures: Vec<_> = output.fail_on.iter().filter_map(|threshold| threshold.failure(report)).collect();
     report.faults.iter().take(FAULTS_TOLD).for_each(|fault| complain(fault));
     if let Some(untold) = report.faults.len().checked_sub(FAULTS_TOLD).filter(|&untold| untold > 0) {

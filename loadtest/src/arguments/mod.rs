@@ -26,6 +26,7 @@ Examples:
   loadtest latency --rate 10000 --fail-on 'lost>0,p99>5ms'    how long messages take, and whether that will do
   loadtest fanout --subscribers 100 --broker a --subscribe-at b from one broker of a mesh to another
   loadtest connect --connections 10000 --pid 1234             what idle connections cost the broker of that process
+  loadtest report ours.json theirs.json -o page.html          tables and plots of runs that were given --json
   loadtest sub --qos 1 & loadtest pub --qos 1 --count 1000    ends on different hosts
   loadtest mesh --broker a --broker b --fault '5s ssh b reboot' --fail-on 'lost_qos1>0,lost_qos2>0,duplicated>0,reordered>0'";
 
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Load(LoadCommand),
     /// Publishers and subscribers at every broker of a mesh, and an account of every flow, whatever breaks meanwhile.
     Mesh(Mesh),
+    /// A page of HTML with tables and plots from the --json of one or more runs.
+    Report(Page),
 }
 
 #[derive(Debug, Subcommand)]
@@ -292,6 +295,20 @@ pub(crate) struct Latency {
     /// Subscribers.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) subscribers: u32,
+}
+
+/// `loadtest report`
+#[derive(Debug, Args)]
+pub(crate) struct Page {
+    /// What runs have written with --json; each is called by its file's name.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Where to write the page [default: stdout].
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// The page's title.
+    #[arg(long, default_value = "Load test")]
+    pub(crate) title: String,
 }
 
 impl LoadCommand {

@@ -11,6 +11,7 @@ use super::plan::MeshPlan;
 use crate::client::{Fault, Gate, Phase, PhaseSwitch, WebSocketFault};
 use crate::clock::now_ns;
 use crate::payload::Stamp;
+use crate::wire::QoS;
 
 /// Sequences from here on are nobody's: a book of all below takes 32 MiB.
 const SEQUENCE_MAX: u64 = 1 << 28;
@@ -227,6 +228,17 @@ impl Books {
                 .zip(&self.publishers)
                 .filter_map(|(flow, sender)| Some((flow.as_ref()?, lock(sender))))
                 .all(|(flow, sender)| sender.taken.without(&flow.seen, sender.owed()).next().is_none())
+        })
+    }
+
+    /// Whether the last message of each publisher of QoS 0 has come to all who hear it: what is missing then is lost.
+    pub(super) fn has_heard_the_last(&self) -> bool {
+        self.subscribers().all(|book| {
+            let flows = book.flows.iter().zip(&self.publishers).zip(&self.plan.publishers);
+            flows.filter(|(_, plan)| plan.qos == QoS::AtMostOnce).all(|((flow, sender), _)| {
+                let owed = lock(sender).owed();
+                owed.is_empty() || flow.as_ref().is_none_or(|flow| flow.seen.contains(owed.end - 1))
+            })
         })
     }
 

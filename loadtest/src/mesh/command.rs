@@ -100,7 +100,7 @@ async fn follow(command: &Mesh, run: &MeshRun, timetable: &mut Timetable, progre
     }
     run.stop_publishing();
     let stopped_ns = now_ns();
-    while !run.is_settled() && run.quiet_for().min(since(stopped_ns)) < command.drain {
+    while !(run.is_settled() && run.has_heard_the_last()) && run.quiet_for().min(since(stopped_ns)) < command.drain {
         sleep(LOOK_EVERY).await;
     }
     Ok(())

@@ -79,6 +79,12 @@ impl MeshRun {
         self.books.publishers().all(|book| book.in_flight == 0) && self.books.owes_nothing()
     }
 
+    /// Whether of QoS 0, too, nothing can be expected any more: the last message of each publisher has come to all who hear it.
+    #[must_use]
+    pub fn has_heard_the_last(&self) -> bool {
+        self.books.has_heard_the_last()
+    }
+
     /// How long no message has arrived anywhere that was not there before.
     #[must_use]
     pub fn quiet_for(&self) -> Duration {

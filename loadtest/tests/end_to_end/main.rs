@@ -246,7 +246,7 @@ fn tls_and_websocket_carry_the_same() {
         }
         let large = format!("pair --broker {scheme}://{} --payload-bytes 400000 --count 5 {trust}", gateway.address);
         assert_eq!(fields(&loadtest(&large).good("large"), ["delivered", "corrupted"]), [5, 0], "{scheme}");
-        let mesh = format!("mesh --broker {scheme}://{} --count 100 --drain 300ms {trust}", gateway.address);
+        let mesh = format!("mesh --broker {scheme}://{} --count 100 --drain 5s {trust}", gateway.address);
         assert_eq!(fields(&loadtest(&mesh).good("mesh"), ["lost", "duplicated", "corrupted"]), [0, 0, 0], "{scheme}");
     }
 }
@@ -444,6 +444,46 @@ fn an_interrupted_run_still_reports() {
     finished.failed_with(130, "");
     let report = finished.report();
     assert!(report["sent"].as_u64() >= Some(100) && report["interrupted"] == true, "{report:#}");
+}
+
+#[test]
+fn a_page_tells_of_all_runs_and_needs_nothing_from_elsewhere() {
+    let broker = FakeBroker::start(Manners::Honest);
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).display().to_string();
+    loadtest(&format!("fanout --broker {} --subscribers 3 --duration 500ms --json {}", broker.address(), file("good.json")));
+    loadtest(&format!("connect --broker {} --connections 20 --hold 300ms --json {}", broker.address(), file("idle.json")));
+    let losing = FakeBroker::start(Manners::LoseEvery(10));
+    let losing = format!("--broker {} --broker {}", losing.address(), losing.address());
+    std::fs::write(directory.path().join("timetable"), "10ms true").unwrap();
+    let mesh = format!("mesh {losing} --count 95 --drain 200ms --timetable {} --json {}", file("timetable"), file("mesh.json"));
+    assert!(loadtest(&mesh).stdout.contains("lost"));
+    std::fs::write(directory.path().join("evil.json"), r#"{"command": "pair", "faults": ["<script>alert(1)</script>"]}"#).unwrap();
+    let pages = [file("good.json"), file("idle.json"), file("mesh.json"), file("evil.json")].join(" ");
+    let written = loadtest(&format!("report {pages} --output {}", file("page.html")));
+    assert_eq!((written.code, written.stdout.as_str()), (Some(0), ""), "{}", written.stderr);
+    let page = std::fs::read_to_string(file("page.html")).unwrap();
+    for part in [
+        "good</td>",
+        "fanout",
+        "1 \u{2192} 3",
+        "<td>20</td>",
+        "Latency by percentile",
+        "A second, over time",
+        "All flows",
+        "&lt;script&gt;",
+    ] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    for foreign in ["http:", "https:", "src=", "href=", "<script", "@import", "url(", "NaN", "inf"] {
+        assert!(!page.contains(foreign), "{foreign} in {page}");
+    }
+    assert!(loadtest(&format!("report {}", file("good.json"))).stdout.starts_with("<!doctype html>"));
+    std::fs::write(directory.path().join("other.json"), "{}").unwrap();
+    for (what, told) in [("other.json", "is no report of loadtest"), ("absent.json", "cannot read")] {
+        loadtest(&format!("report {}", file(what))).failed_with(1, told);
+    }
+    loadtest("report").failed_with(2, "FILE");
 }
 
 #[test]
