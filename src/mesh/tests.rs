@@ -97,6 +97,10 @@ impl RetainedCopies for Nothing {
         &TURN
     }
 
+    fn room(&self) -> usize {
+        0
+    }
+
     fn clock_ms(&self, _: Instant) -> u64 {
         0
     }

@@ -52,6 +52,7 @@ impl RetainedCopies for Router {
         let stored = (!message.payload.is_empty()).then(|| stored(message, now));
         if stored.is_some() && self.pressure.level() == Level::Full {
             self.metrics.dropped_retained_full.add(1);
+            self.retained.outdate(message.topic, stamp, now);
             return Taken::Refused;
         }
         match self.retained.merge(message.topic, stamp, stored, now) {
@@ -85,6 +86,10 @@ impl RetainedCopies for Router {
 
     fn turn(&self) -> &Turn {
         self.retained.shared().map_or(&NO_TURN, |shared| &shared.turn)
+    }
+
+    fn room(&self) -> usize {
+        if self.pressure.level() == Level::Full { 0 } else { self.retained.room() }
     }
 
     fn clock_ms(&self, now: Instant) -> u64 {

@@ -325,14 +325,21 @@ impl Router {
             () if message.payload.is_empty() => Some(store.remove(message.topic, stamp, now)),
             // As where the store is full: the old message is no longer what was published last.
             () if batch.variants.memory == Level::Full || (message.qos == QoS::AtMostOnce && store.is_behind()) => {
-                store.forget(message.topic);
+                match stamp.filter(|_| writer.is_none()) {
+                    Some(stamp) => store.outdate(message.topic, stamp, now),
+                    None => store.forget(message.topic),
+                }
                 None
             }
             () => {
                 let stored = batch.variants.stored(message);
                 let by = writer.and_then(writer_of);
                 let has_rules = by.is_some();
-                let written = store.set(Arc::clone(&stored), stamp, by).ok();
+                let written = match writer {
+                    Some(_) => store.set(Arc::clone(&stored), stamp, by),
+                    None => store.follow(Arc::clone(&stored), stamp, now),
+                }
+                .ok();
                 // The rules may have changed since the route was found, and what was retained by then has been looked at already.
                 if has_rules && writer.is_some_and(|writer| !writer.may_publish(message.topic)) {
                     store.take_back(&stored, now);

@@ -261,15 +261,30 @@ impl RetainedStore {
         stamp: Option<Stamp>,
         writer: Option<Writer>,
     ) -> Result<Option<u64>, RetainedFull> {
-        self.write(message, stamp, writer).map(|(number, _)| number)
+        self.write(message, stamp, writer, None).map(|(number, _)| number)
     }
 
-    /// As [`set`](Self::set); also says whether it was newer.
+    /// As [`set`](Self::set), of what other brokers hold: where there is no room nothing older is taken all the same.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn follow(
+        &self,
+        message: Arc<StoredMessage>,
+        stamp: Option<Stamp>,
+        now: Instant,
+    ) -> Result<Option<u64>, RetainedFull> {
+        self.write(message, stamp, None, Some(now)).map(|(number, _)| number)
+    }
+
+    /// As [`set`](Self::set); also says whether it was newer. `known_elsewhere`, the present: another broker holds it, and what there is no room for is not to
+    /// be taken in an older form of a third one.
     fn write(
         &self,
         message: Arc<StoredMessage>,
         stamp: Option<Stamp>,
         writer: Option<Writer>,
+        known_elsewhere: Option<Instant>,
     ) -> Result<(Option<u64>, bool), RetainedFull> {
         let mut inner = self.inner.write();
         let place = Self::place(&inner, &message.topic, stamp);
@@ -281,12 +296,16 @@ impl RetainedStore {
         let replaced = inner.remove(&message.topic);
         let (bytes, held) = (cost(&message), inner.bytes);
         if held.saturating_add(bytes) > self.bytes_max {
-            let was_known = match place {
-                Place::Newer(key, _) => inner.index.remove(key),
-                Place::Plain | Place::Older => replaced.is_some(),
-            };
-            if was_known {
-                self.write_down(|| Change::Forgotten(message.topic.clone(), None));
+            if replaced.is_some() {
+                let outdated = match (&place, known_elsewhere) {
+                    (Place::Newer(..), Some(now)) => inner.outlive(&message.topic, now),
+                    (Place::Newer(key, _), None) => {
+                        inner.index.remove(*key);
+                        None
+                    }
+                    (Place::Plain | Place::Older, _) => None,
+                };
+                self.write_down(|| Change::Forgotten(message.topic.clone(), outdated));
             }
             drop(inner);
             drop(replaced);
@@ -339,6 +358,26 @@ impl RetainedStore {
         }
         drop(inner);
         drop(removed);
+    }
+
+    /// There is something newer of `topic`, with that stamp, which cannot be kept. Of what is older than what was here nothing is taken all the same.
+    pub(super) fn outdate(&self, topic: &str, stamp: Stamp, now: Instant) {
+        let mut inner = self.inner.write();
+        if !matches!(Self::place(&inner, topic, Some(stamp)), Place::Newer(..)) {
+            return;
+        }
+        let removed = inner.remove(topic);
+        if removed.is_some() {
+            let outdated = inner.outlive(topic, now);
+            self.write_down(|| Change::Forgotten(topic.into(), outdated));
+        }
+        drop(inner);
+        drop(removed);
+    }
+
+    /// Bytes that there is room for.
+    pub(super) fn room(&self) -> usize {
+        self.bytes_max.saturating_sub(self.inner.read().bytes)
     }
 
     /// Keeps nothing any more of those who no longer may say it, by `may_say`; how many that were.
@@ -468,7 +507,7 @@ impl RetainedStore {
         now: Instant,
     ) -> Result<bool, RetainedFull> {
         let is_newer = match message {
-            Some(message) => self.write(message, Some(stamp), None)?.1,
+            Some(message) => self.write(message, Some(stamp), None, Some(now))?.1,
             // Otherwise it would be forgotten and taken again for as long as any neighbour remembers it.
             None if self.inner.read().index.is_forgotten(key_of(topic), stamp) => false,
             None => self.delete(topic, Some(stamp), now).1,
@@ -529,7 +568,7 @@ impl Inner {
         Some(message)
     }
 
-    /// What was retained has expired: the topic is as if it had been deleted when that was published, so that nothing older comes back.
+    /// What was retained has expired, or is outdated: the topic is as if it had been deleted when that was published, so that nothing older comes back.
     fn outlive(&mut self, topic: &str, now: Instant) -> Option<Stamp> {
         let key = key_of(topic);
         let stamp = self.index.stamp(key)?;
@@ -768,6 +807,30 @@ mod tests {
         assert_eq!((store.merge("u", deleted, None, at(59)), store.count()), (Ok(true), 0));
         store.sweep_tombstones(at(60));
         assert_eq!(store.tombstones(), 1);
+    }
+
+    /// There is a newer one, which does not fit: what a third broker has is older still.
+    #[test]
+    fn in_a_mesh_what_is_outdated_makes_no_room_for_what_is_older() {
+        let now = any_instant();
+        let store = RetainedStore::new(cost(&message("t", "old", None)));
+        store.share(StampClock::new(7, Duration::ZERO, now), Duration::from_secs(60));
+        let [older, old, new, newest] = [(); 4].map(|()| store.stamp(None, now).unwrap().unwrap());
+        let has = || (store.count(), stamp_of(&store, "t"));
+        store.set(message("t", "old", None), Some(old), None).unwrap();
+        assert!(store.merge("t", new, Some(message("t", "larger", None)), now).is_err());
+        assert_eq!(has(), (0, Some(old)));
+        assert_eq!(store.merge("t", older, Some(message("t", "o", None)), now), Ok(false));
+        assert!(store.merge("t", new, Some(message("t", "larger", None)), now).is_err(), "it is still to be had");
+        assert_eq!(has(), (0, Some(old)));
+        assert_eq!(store.merge("t", new, Some(message("t", "new", None)), now), Ok(true));
+        assert_eq!(has(), (1, Some(new)));
+        store.outdate("t", new, now);
+        assert_eq!(has(), (1, Some(new)), "that is no newer one");
+        store.outdate("t", newest, now);
+        assert_eq!(has(), (0, Some(new)));
+        assert!(store.follow(message("u", "too large", None), Some(newest), now).is_err());
+        assert_eq!((stamp_of(&store, "u"), store.room()), (None, store.bytes_max));
     }
 
     #[test]

@@ -22,13 +22,13 @@
 //! offers are a second apart. What it sends is taken only with a stamp that is no lie ([`crate::shared::StampClock`]). All that is held for it is
 //! its sums, and keys of messages that this broker has.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::super::stamp::ClockWord;
-use super::index::UNSEEN;
+use super::index::{UNSEEN, key_of};
 use crate::codec::{self, DecodeError};
 use crate::frame::FrameError;
 use crate::frame::bulk::{BulkFrame, LIST_STAMPS_MAX, List, Sums, TopicKey, put_clock, put_done, put_list, put_listed, put_sums};
@@ -93,6 +93,8 @@ pub trait RetainedCopies: Send + Sync {
     fn news(&self) -> u64;
     /// Whose offer is being answered.
     fn turn(&self) -> &Turn;
+    /// Bytes of messages for which there is room.
+    fn room(&self) -> usize;
     /// Mesh time.
     fn clock_ms(&self, now: Instant) -> u64;
     /// The other end says what mesh time is there.
@@ -162,7 +164,20 @@ pub struct RetainedSync {
     /// [`RetainedCopies::news`] at the last offer, and how many have come over this link since.
     news: (u64, u64),
     answer: Answer,
+    /// The least message of each bucket that could not be taken of the present offer, bytes.
+    turned_away: BTreeMap<usize, usize>,
+    /// How the buckets stood in which the two ends held something else at the end of the last offer that was answered.
+    settled: BTreeMap<usize, Settled>,
     has_ended: bool,
+}
+
+/// All is known here that the other end holds in a bucket, as far as it can be taken: while neither sum changes it is not asked for again.
+#[derive(Clone, Copy, Debug)]
+struct Settled {
+    theirs: u64,
+    ours: u64,
+    /// Bytes for which there must be room before something can be taken that could not.
+    turned_away: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,6 +230,8 @@ impl RetainedSync {
             offered_at: None,
             news: (0, 0),
             answer: Answer::None,
+            turned_away: BTreeMap::new(),
+            settled: BTreeMap::new(),
             has_ended: false,
         }
     }
@@ -264,9 +281,14 @@ impl RetainedSync {
     fn list(&mut self, copies: &(impl RetainedCopies + ?Sized), now: Instant, full: usize, out: &mut Vec<u8>) {
         if let Answer::Due(offered) = &mut self.answer {
             let ours = copies.sums();
-            let theirs = offered.sums.iter().zip(&ours).enumerate();
-            let mut buckets: Vec<_> =
-                theirs.filter(|(_, (theirs, ours))| differ(**theirs, **ours) && **theirs != 0).map(|(bucket, _)| bucket).collect();
+            let room = copies.room();
+            let brings_nothing = |bucket: usize, theirs: u64, ours: u64| {
+                let settled = self.settled.get(&bucket).filter(|settled| (settled.theirs, settled.ours) == (theirs, ours));
+                settled.is_some_and(|settled| settled.turned_away.is_none_or(|bytes| bytes > room))
+            };
+            let theirs = offered.sums.iter().zip(&ours).enumerate().filter(|(_, (theirs, ours))| may_bring(**theirs, **ours));
+            let theirs = theirs.filter(|(bucket, (theirs, ours))| !brings_nothing(*bucket, **theirs, **ours));
+            let mut buckets: Vec<_> = theirs.map(|(bucket, _)| bucket).collect();
             // Where there is nothing to receive it costs nobody anything.
             if !buckets.is_empty() && !copies.turn().take(self.link, now) {
                 return;
@@ -404,10 +426,15 @@ impl RetainedSync {
             }
         }
         for (_, entry) in Messages::new(0, body).flatten() {
-            if let Entry::Message(message) = entry
-                && copies.take(&message, now) == Taken::News
-            {
-                self.news.1 = self.news.1.wrapping_add(1);
+            let Entry::Message(message) = entry else { continue };
+            match copies.take(&message, now) {
+                Taken::News => self.news.1 = self.news.1.wrapping_add(1),
+                Taken::Known => {}
+                Taken::Refused => {
+                    let bytes = message.topic.len() + message.properties.len() + message.payload.len();
+                    let least = self.turned_away.entry(key_of(message.topic).bucket()).or_insert(bytes);
+                    *least = bytes.min(*least);
+                }
             }
         }
         copies.taken();
@@ -420,13 +447,25 @@ impl RetainedSync {
     fn done(&mut self, copies: &(impl RetainedCopies + ?Sized)) {
         let Answer::Listed(offered, _) = std::mem::replace(&mut self.answer, Answer::None) else { return };
         copies.turn().release(self.link);
-        if !offered.is_answer
-            && self.due.is_none()
-            && copies.sums().iter().zip(&offered.sums).any(|(ours, theirs)| differ(*ours, *theirs))
-        {
+        let ours = copies.sums();
+        if !offered.is_answer && self.due.is_none() && ours.iter().zip(&offered.sums).any(|(ours, theirs)| differ(*ours, *theirs)) {
             self.due = Some(Due::Answer);
         }
+        let (before, turned_away) = (std::mem::take(&mut self.settled), std::mem::take(&mut self.turned_away));
+        let sums = offered.sums.iter().zip(&ours).map(|(theirs, ours)| (*theirs, *ours)).enumerate();
+        let settled = sums.filter(|(_, (theirs, ours))| may_bring(*theirs, *ours)).map(|(bucket, (theirs, ours))| {
+            // What was not listed this time was turned away before.
+            let before = before.get(&bucket).filter(|before| (before.theirs, before.ours) == (theirs, ours));
+            let turned_away = turned_away.get(&bucket).copied().or(before.and_then(|before| before.turned_away));
+            (bucket, Settled { theirs, ours, turned_away })
+        });
+        self.settled = settled.collect();
     }
+}
+
+/// Whether the other end may have something in a bucket that this one lacks.
+fn may_bring(theirs: u64, ours: u64) -> bool {
+    theirs != 0 && differ(theirs, ours)
 }
 
 /// Whether one end may have something that the other lacks, by the sums of a bucket.
@@ -436,14 +475,13 @@ fn differ(one: u64, other: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
     use super::*;
     use crate::codec::QoS;
     use crate::frame::bulk::{self, BUCKET_COUNT};
     use crate::frame::lane::put_message;
-    use crate::shared::retained::{Index, Written, key_of};
+    use crate::shared::retained::{Index, Written};
 
     /// Topics only, in place of messages.
     #[derive(Default)]
@@ -452,6 +490,8 @@ mod tests {
         turn: Turn,
         news: AtomicU64,
         sent: Mutex<BTreeMap<TopicKey, usize>>,
+        /// Where there is a bound: topics that are taken still.
+        room: Option<AtomicUsize>,
     }
 
     impl Held {
@@ -486,6 +526,11 @@ mod tests {
             if self.index.lock().stamp(key_of(message.topic)) >= Some(stamp) {
                 return Taken::Known;
             }
+            let take =
+                |room: &AtomicUsize| room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok();
+            if !self.room.as_ref().is_none_or(take) {
+                return Taken::Refused;
+            }
             self.write(message.topic, stamp.time);
             self.news.fetch_add(1, Ordering::Relaxed);
             Taken::News
@@ -503,6 +548,10 @@ mod tests {
 
         fn turn(&self) -> &Turn {
             &self.turn
+        }
+
+        fn room(&self) -> usize {
+            self.room.as_ref().map_or(usize::MAX, |room| 100 * room.load(Ordering::Relaxed))
         }
 
         fn clock_ms(&self, _: Instant) -> u64 {
@@ -589,6 +638,41 @@ mod tests {
         assert_eq!(settle(&mut ends, now + 2 * OFFER_SPACING), 0, "all is said");
         // Only that they hold the same, once in a while.
         assert!((8 * BUCKET_COUNT..20 * BUCKET_COUNT).contains(&settle(&mut ends, now + 2 * OFFER_INTERVAL)));
+    }
+
+    /// As long as nothing changes at either end, nothing is sent again; what has changed is, and what there is room for.
+    #[test]
+    fn who_is_full_is_not_sent_the_same_again_and_again() {
+        let a = Held::default();
+        let b = Held { room: Some(AtomicUsize::new(100)), ..Held::default() };
+        (0..3_000).for_each(|n| a.write(&format!("a/{n}"), 10));
+        let mut now = any_instant();
+        let mut ends = [(RetainedSync::new(1), &a), (RetainedSync::new(1), &b)];
+        let sent = |held: &Held| held.sent.lock().values().sum::<usize>();
+        for _ in 0..3 {
+            settle(&mut ends, now);
+            now += OFFER_SPACING;
+        }
+        let first = sent(&a);
+        assert_eq!((first >= 3_000, b.index.lock().range(TopicKey(0), TopicKey(u64::MAX)).count()), (true, 100));
+        let mut quiet = 0;
+        for _ in 0..10 {
+            now += OFFER_INTERVAL;
+            quiet += settle(&mut ends, now);
+        }
+        assert_eq!(sent(&a), first);
+        assert!(quiet < 10 * 4 * 9 * BUCKET_COUNT, "{quiet} bytes");
+        // One bucket of a thousand, and the other end learns of it.
+        a.write("a/7", 11);
+        now += OFFER_INTERVAL;
+        settle(&mut ends, now);
+        assert!((first + 1..first + 20).contains(&sent(&a)), "{} after {first}", sent(&a));
+        b.room.as_ref().unwrap().store(10_000, Ordering::Relaxed);
+        for _ in 0..3 {
+            now += OFFER_INTERVAL;
+            settle(&mut ends, now);
+        }
+        assert!(a.sums() == b.sums());
     }
 
     #[test]
