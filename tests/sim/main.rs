@@ -13,6 +13,7 @@
 
 #[path = "../architecture.rs"]
 mod architecture;
+mod contract;
 mod neighbours;
 mod register;
 mod replication;

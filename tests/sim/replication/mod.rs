@@ -1,7 +1,7 @@
 //! Replication under faults: nothing twice, everything in order, and nothing lost that is not counted.
 
 mod interest;
-mod wire;
+pub(crate) mod wire;
 mod world;
 
 use std::time::Duration;

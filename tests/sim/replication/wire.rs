@@ -9,7 +9,7 @@ use mqtt_st_quic::ids::{BrokerId, LogId, OpenNumber};
 const FRAME_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Default)]
-pub(super) struct LaneLedger {
+pub(crate) struct LaneLedger {
     unread: Vec<u8>,
     open: Option<OpenNumber>,
     aliases: Vec<(u16, BrokerId, LogId)>,
@@ -18,7 +18,7 @@ pub(super) struct LaneLedger {
 
 impl LaneLedger {
     /// Takes what a lane writer wrote; says how many messages were in it.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> u64 {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> u64 {
         self.unread.extend_from_slice(bytes);
         let unread = std::mem::take(&mut self.unread);
         let (mut at, mut messages) = (0, 0);

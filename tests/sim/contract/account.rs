@@ -1,0 +1,248 @@
+//! The account: what was published, who was subscribed to it, and who got it. It judges by the contract (`ARCHITECTURE.md`, "The delivery contract")
+//! what one publisher's messages may do at one subscriber.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use mqtt_st_quic::codec::QoS;
+use mqtt_st_quic::ids::Incarnation;
+use mqtt_st_quic::topic;
+
+/// Topics on which clients publish.
+pub(super) const TOPICS: usize = 6;
+
+/// The digits of a message's number, with which its payload begins.
+pub(super) const NUMBER_BYTES: usize = 8;
+
+pub(super) fn topic_name(topic: usize) -> String {
+    format!("topic/{topic}")
+}
+
+/// A message as its publisher sent it first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    /// Client.
+    pub(super) by: usize,
+    /// Which of the times in which messages of this client have an order among them.
+    pub(super) stay: u64,
+    pub(super) broker: usize,
+    pub(super) life: Incarnation,
+    pub(super) topic: usize,
+    pub(super) qos: QoS,
+    pub(super) bytes: usize,
+    pub(super) at: Instant,
+    /// The broker has acknowledged it.
+    pub(super) is_taken: bool,
+    /// The broker has said that it does not take it.
+    pub(super) is_refused: bool,
+    /// It was sent again.
+    pub(super) is_resent: bool,
+    /// Its broker has crashed before it was acknowledged.
+    pub(super) is_forgotten: bool,
+    /// Its broker lost it: what others have of it they may have or not.
+    pub(super) is_orphan: bool,
+}
+
+impl Message {
+    pub(super) fn payload(&self, number: usize) -> Vec<u8> {
+        let mut payload = format!("{number:0NUMBER_BYTES$}").into_bytes();
+        payload.resize(self.bytes, b'x');
+        payload
+    }
+}
+
+/// A subscription of a client.
+#[derive(Clone, Debug)]
+struct Subscription {
+    filter: String,
+    qos: QoS,
+    /// Since then it is known wherever anybody publishes.
+    from: Option<Instant>,
+    /// It was acknowledged.
+    is_made: bool,
+    /// The client has given it up, or its session is over.
+    is_over: bool,
+}
+
+/// What a broker has gone through.
+#[derive(Clone, Copy, Debug, Default)]
+struct Past {
+    crashes: u32,
+    /// Crashes with which everything was gone.
+    losses: u32,
+}
+
+/// What one client was given.
+#[derive(Default)]
+struct Inbox {
+    subscriptions: Vec<Subscription>,
+    /// How it got them last, and what its broker had gone through then.
+    got: BTreeMap<usize, (QoS, Past)>,
+    /// What it had when the client's present connection began.
+    past: Past,
+    /// What it has by now.
+    present: Past,
+    /// First copies, in their order, with the QoS with which they came, and how often the broker had lost everything by then.
+    order: Vec<(usize, QoS, u32)>,
+}
+
+/// See the module's page.
+#[derive(Default)]
+pub(super) struct Account {
+    pub(super) messages: Vec<Message>,
+    inboxes: Vec<Inbox>,
+    /// Copies that were second ones and may be.
+    pub(super) repeated: u64,
+}
+
+/// What is found in the end.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    /// Of QoS 1 and 2, to all subscribers.
+    pub(super) owed: usize,
+    /// Subscriber and message.
+    pub(super) lost: Vec<(usize, usize)>,
+    /// Of QoS 0, by who had connections in the end.
+    pub(super) lost_qos0: Vec<(usize, usize)>,
+}
+
+impl Inbox {
+    /// What the client was granted of a message: it was subscribed to it, as everybody knew, when it was published, and is still.
+    fn granted(&self, message: &Message) -> Option<QoS> {
+        let name = topic_name(message.topic);
+        let is_there = |one: &&Subscription| {
+            !one.is_over && one.from.is_some_and(|from| from <= message.at) && topic::matches(&one.filter, &name)
+        };
+        self.subscriptions.iter().filter(is_there).map(|one| one.qos.min(message.qos)).max()
+    }
+}
+
+impl Account {
+    pub(super) fn new(clients: usize) -> Self {
+        Self { inboxes: (0..clients).map(|_| Inbox::default()).collect(), ..Self::default() }
+    }
+
+    /// The client asks for what the filter matches.
+    pub(super) fn subscribes(&mut self, client: usize, filter: &str, qos: QoS) {
+        self.unsubscribes(client, filter);
+        let new = Subscription { filter: filter.to_owned(), qos, from: None, is_made: false, is_over: false };
+        self.inboxes[client].subscriptions.push(new);
+    }
+
+    /// It was told that it gets that, and since `from` that is known everywhere.
+    pub(super) fn subscribed(&mut self, client: usize, filter: &str, from: Option<Instant>) {
+        for one in self.inboxes[client].subscriptions.iter_mut().filter(|one| one.filter == filter && !one.is_over) {
+            (one.is_made, one.from) = (true, from);
+        }
+    }
+
+    pub(super) fn unsubscribes(&mut self, client: usize, filter: &str) {
+        let mine = self.inboxes[client].subscriptions.iter_mut();
+        mine.filter(|one| one.filter == filter).for_each(|one| one.is_over = true);
+    }
+
+    /// The client's session is over, and all that waited in it.
+    pub(super) fn forgets(&mut self, client: usize) {
+        self.inboxes[client].subscriptions.iter_mut().for_each(|one| one.is_over = true);
+    }
+
+    /// By now everybody knows of every subscription.
+    pub(super) fn all_known(&mut self, now: Instant) {
+        let all = self.inboxes.iter_mut().flat_map(|inbox| &mut inbox.subscriptions);
+        all.filter(|one| one.is_made && !one.is_over && one.from.is_none()).for_each(|one| one.from = Some(now));
+    }
+
+    /// `broker` has lost its log, and with it whatever of that it had not passed on.
+    pub(super) fn orphans(&mut self, broker: usize) {
+        self.messages.iter_mut().filter(|message| message.broker == broker).for_each(|message| message.is_orphan = true);
+    }
+
+    /// A broker has crashed: what it had not acknowledged it may not know any more.
+    pub(super) fn forgets_of(&mut self, broker: usize) {
+        let unanswered = self.messages.iter_mut().filter(|message| message.broker == broker && !message.is_taken);
+        unanswered.for_each(|message| message.is_forgotten = true);
+    }
+
+    /// The client's broker has crashed, and the session is lost with it or not.
+    pub(super) fn crashes(&mut self, client: usize, is_lost: bool) {
+        let present = &mut self.inboxes[client].present;
+        present.crashes += 1;
+        present.losses += u32::from(is_lost);
+    }
+
+    /// The client has a new connection.
+    pub(super) fn connects(&mut self, client: usize) {
+        let inbox = &mut self.inboxes[client];
+        inbox.past = inbox.present;
+    }
+
+    /// A client gets a message.
+    pub(super) fn receives(&mut self, client: usize, number: usize, qos: QoS, is_dup: bool) {
+        let message = self.messages[number];
+        let inbox = &mut self.inboxes[client];
+        let name = topic_name(message.topic);
+        let asked = inbox.subscriptions.iter().any(|one| topic::matches(&one.filter, &name));
+        assert!(asked, "client {client} gets message {number}, for which it never asked");
+        assert!(!message.is_refused || message.is_resent, "client {client} gets message {number}, which was refused");
+        let Some((before_qos, before)) = inbox.got.insert(number, (qos, inbox.past)) else {
+            return inbox.order.push((number, qos, inbox.past.losses));
+        };
+        // Whose broker has crashed before it was safe sends it again. To whom it went with QoS 2 it went when it was safe.
+        let is_published_twice = message.is_resent && (message.qos == QoS::AtLeastOnce || message.is_forgotten);
+        // It is another session, and the broker knows nothing of what the former one had. Where all are new they have everything of each other.
+        let is_begun_anew = before.losses < inbox.past.losses;
+        let may_repeat = match qos {
+            QoS::AtMostOnce => is_published_twice || is_begun_anew,
+            // What goes with QoS 0 or 1 goes before it is safe: a broker that has crashed does not know it.
+            QoS::AtLeastOnce => is_dup || is_published_twice || before.crashes < inbox.past.crashes,
+            QoS::ExactlyOnce => is_begun_anew || (before_qos < qos && before.crashes < inbox.past.crashes),
+        };
+        assert!(may_repeat, "client {client} gets message {number} twice, with {qos:?} and DUP {is_dup}: {message:?}");
+        self.repeated += 1;
+    }
+
+    /// Every publisher's messages of one topic and QoS class came in order. `is_lossy`: first copies may be lost.
+    pub(super) fn check_order(&self, is_lossy: bool) {
+        for (client, inbox) in self.inboxes.iter().enumerate() {
+            let mut last = BTreeMap::new();
+            for &(number, granted, losses) in &inbox.order {
+                let message = self.messages[number];
+                let is_qos0 = message.qos == QoS::AtMostOnce;
+                // A second copy of QoS 1 may be the first to who was not there when it was published.
+                if message.is_resent && message.qos == QoS::AtLeastOnce && (is_lossy || inbox.granted(&message).is_none()) {
+                    continue;
+                }
+                // The log of QoS 0 does not outlive its broker.
+                let life = is_qos0.then_some(message.life);
+                // With QoS 0 they overtake those that wait until they are safe.
+                let way = (is_qos0, granted == QoS::AtMostOnce, life, losses);
+                let before = last.insert((message.by, message.stay, message.topic, way), number);
+                let it = |number: usize| format!("{number}: {:?}", self.messages[number]);
+                assert!(before < Some(number), "client {client} got {} after {}", it(number), before.map(it).unwrap_or_default());
+            }
+        }
+    }
+
+    /// Who has not got what it is owed. Of QoS 0 nothing is owed that was published before `calm`.
+    pub(super) fn judge(&self, calm: Instant) -> Verdict {
+        let mut verdict = Verdict::default();
+        for (client, inbox) in self.inboxes.iter().enumerate() {
+            for (number, message) in self.messages.iter().enumerate() {
+                let Some(qos) = inbox.granted(message) else { continue };
+                let got = inbox.got.contains_key(&number);
+                if qos == QoS::AtMostOnce {
+                    let is_owed = message.at >= calm && (message.qos == QoS::AtMostOnce || message.is_taken);
+                    if is_owed && !got {
+                        verdict.lost_qos0.push((client, number));
+                    }
+                } else if message.is_taken && !message.is_orphan {
+                    verdict.owed += 1;
+                    if !got {
+                        verdict.lost.push((client, number));
+                    }
+                }
+            }
+        }
+        verdict
+    }
+}

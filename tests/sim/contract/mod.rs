@@ -1,0 +1,192 @@
+//! The delivery contract, held by whole brokers under faults: links that are cut, also in one direction first, brokers that crash, with their disks and
+//! without, disks that are slow, clients that come and go. Nothing that was acknowledged is lost, nothing comes twice that may not, and everything comes in
+//! order; when all is quiet, nothing waits anywhere.
+//!
+//! `SEEDS=2000 cargo test --release --no-default-features --test sim contract::many -- --ignored --nocapture` runs many, `SEED=n` runs one, and with `LOUD=1` says
+//! what happens in it.
+
+mod account;
+mod client;
+mod disk;
+mod service;
+mod world;
+
+use std::time::Duration;
+
+use mqtt_st_quic::limits::NEWCOMER_TIME;
+
+use account::Verdict;
+use world::{Counts, Plan, World};
+
+/// Rings that reach.
+const AMPLE: Plan = Plan {
+    brokers: 3,
+    clients: 3,
+    disks_of_ten: 10,
+    crashes: true,
+    loses_disks: false,
+    slow_disks: false,
+    coin: false,
+    ring_blocks: 4_096,
+    ring_bytes: 64 << 20,
+    ring_age: Duration::from_secs(600),
+    lane_rate: 100_000_000,
+    credit: 1 << 20,
+    founded: false,
+    acts: 250,
+    faults: 14,
+};
+
+#[derive(Debug, Default)]
+struct Sum {
+    owed: usize,
+    lost: usize,
+    lost_qos0: usize,
+    repeated: u64,
+    published: usize,
+    taken: usize,
+    sent: u64,
+    events: u64,
+    pulled: u64,
+    gaps: u64,
+    payloads_lost: u64,
+    subacks_early: u64,
+}
+
+/// One run: traffic and faults, then healing, then traffic of which everybody gets everything, then quiet.
+fn run(seed: u64, plan: Plan) -> (World, Verdict, Counts) {
+    let mut world = World::new(seed, plan);
+    // Some begin while everybody is new to the mesh, and some when all have founded.
+    let begins_new = seed.is_multiple_of(3) && !plan.founded;
+    world.run(if begins_new { Duration::from_secs(2) } else { NEWCOMER_TIME + Duration::from_secs(1) });
+    world.plan(Duration::from_secs(8), plan.acts, plan.faults);
+    world.run(Duration::from_secs(11));
+    world.heal();
+    world.run(Duration::from_secs(8));
+    world.all_known();
+    let calm = world.now();
+    world.plan_messages(Duration::from_secs(2), plan.acts / 4);
+    world.run(Duration::from_secs(12));
+    let counts = world.counts();
+    world.account.check_order(counts.gaps + counts.payloads_lost > 0);
+    world.check_rest();
+    let verdict = world.account.judge(calm);
+    (world, verdict, counts)
+}
+
+fn seeds(fixed: u64) -> Vec<u64> {
+    if let Ok(seed) = std::env::var("SEED") {
+        return vec![seed.parse().expect("SEED is a number")];
+    }
+    let fresh = rand::random::<u64>() >> 16;
+    println!("fresh seeds from {fresh}");
+    (0..fixed).chain(fresh..fresh + fixed / 4).collect()
+}
+
+fn runs(fixed: u64, (plan, check): (Plan, Check)) {
+    let mut sum = Sum::default();
+    for seed in seeds(fixed) {
+        let plan = Plan { brokers: 2 + (seed % 4) as usize, ..plan };
+        println!("seed {seed}");
+        let (world, verdict, counts) = run(seed, plan);
+        let text = format!("seed {seed}: {plan:?}: {verdict:?}, {counts:?}");
+        check(&text, &world, &verdict, &counts);
+        sum.owed += verdict.owed;
+        sum.lost += verdict.lost.len();
+        sum.lost_qos0 += verdict.lost_qos0.len();
+        sum.repeated += world.account.repeated;
+        sum.published += world.account.messages.len();
+        sum.taken += world.account.messages.iter().filter(|message| message.is_taken).count();
+        sum.sent += world.sent;
+        sum.events += world.events;
+        sum.pulled += counts.pulled;
+        sum.gaps += counts.gaps;
+        sum.payloads_lost += counts.payloads_lost;
+        sum.subacks_early += counts.subacks_early;
+    }
+    println!("{sum:?}");
+    assert!(sum.owed > 0 && sum.sent > 0);
+}
+
+type Check = fn(&str, &World, &Verdict, &Counts);
+
+/// Nothing is lost, and nothing was given up.
+fn is_kept(text: &str, world: &World, verdict: &Verdict, counts: &Counts) {
+    let of = |&(client, number): &(usize, usize)| format!("client {client}, {number}: {:?}", world.account.messages[number]);
+    let lost: Vec<_> = verdict.lost.iter().chain(&verdict.lost_qos0).map(of).collect();
+    assert!(lost.is_empty(), "{text} {lost:#?}");
+    assert_eq!((counts.gaps, counts.dropped), (0, 0), "{text}");
+    // What only a broker had that has lost everything is asked for in vain.
+    let is_orphaned = world.account.messages.iter().any(|message| message.is_orphan);
+    assert!(is_orphaned || counts.payloads_lost == 0, "{text}");
+}
+
+/// Likewise, but for QoS 0.
+fn is_kept_above_qos0(text: &str, world: &World, verdict: &Verdict, counts: &Counts) {
+    is_kept(text, world, &Verdict { lost: verdict.lost.clone(), ..Verdict::default() }, counts);
+}
+
+/// Something may be lost, but it is counted.
+fn is_counted(text: &str, _: &World, verdict: &Verdict, counts: &Counts) {
+    let is_counted = counts.gaps + counts.payloads_lost > 0;
+    assert!(is_counted || verdict.lost.is_empty(), "{text}");
+    assert_eq!(counts.dropped, 0, "{text}");
+}
+
+const ALL_HAVE_DISKS: (Plan, Check) = (AMPLE, is_kept);
+/// Whoever crashes without a disk takes with it what it had not passed on, and the sessions of its clients: that is owed to nobody, and all else is.
+const SOME_HAVE_NONE: (Plan, Check) = (Plan { disks_of_ten: 5, ..AMPLE }, is_kept);
+const DISKS_ARE_LOST: (Plan, Check) = (Plan { loses_disks: true, ..AMPLE }, is_kept);
+const DISKS_ARE_SLOW: (Plan, Check) = (Plan { slow_disks: true, ..AMPLE }, is_kept);
+/// Interest that is wrong costs a question, and never a message of QoS 1 or 2.
+const A_COIN: (Plan, Check) = (Plan { coin: true, disks_of_ten: 7, ..AMPLE }, is_kept_above_qos0);
+/// Rings that hold little: publishers wait, and nothing goes.
+const LINKS_ARE_SLOW: (Plan, Check) =
+    (Plan { ring_blocks: 512, ring_bytes: 600_000, lane_rate: 20_000, credit: 4_000, faults: 0, ..AMPLE }, is_kept);
+/// Rings that hold very little. (Not counted is what newcomers lack: nobody knows whether that is from before.)
+const RINGS_ARE_SMALL: (Plan, Check) = (Plan { ring_blocks: 24, ring_bytes: 40_000, founded: true, ..AMPLE }, is_counted);
+
+#[test]
+fn all_have_disks_and_crash() {
+    runs(12, ALL_HAVE_DISKS);
+}
+
+#[test]
+fn some_have_no_disks() {
+    runs(12, SOME_HAVE_NONE);
+}
+
+#[test]
+fn disks_are_lost() {
+    runs(12, DISKS_ARE_LOST);
+}
+
+#[test]
+fn disks_are_slow_and_fail() {
+    runs(12, DISKS_ARE_SLOW);
+}
+
+#[test]
+fn ports_are_told_what_a_coin_says() {
+    runs(12, A_COIN);
+}
+
+#[test]
+fn publishers_wait_for_slow_links() {
+    runs(12, LINKS_ARE_SLOW);
+}
+
+#[test]
+fn what_a_small_ring_loses_is_counted() {
+    runs(12, RINGS_ARE_SMALL);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn many_seeds() {
+    let count = std::env::var("SEEDS").map_or(500, |seeds| seeds.parse().expect("SEEDS is a number"));
+    for kind in [ALL_HAVE_DISKS, SOME_HAVE_NONE, DISKS_ARE_LOST, DISKS_ARE_SLOW, A_COIN, LINKS_ARE_SLOW, RINGS_ARE_SMALL] {
+        println!("{:?}", kind.0);
+        runs(count, kind);
+    }
+}

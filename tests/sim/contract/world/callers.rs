@@ -1,0 +1,243 @@
+//! Clients act, and connections carry what they and the brokers say.
+
+use super::*;
+
+impl World {
+    pub(super) fn act(&mut self, number: usize) {
+        let client = &self.clients[number];
+        let Some(connection) = client.connection.filter(|_| client.is_up()) else { return };
+        let mut out = Vec::new();
+        match self.rng.random_range(0..100) {
+            0..76 => self.publish(number, &mut out),
+            76..84 => {
+                let (filter, qos) = (self.any_filter(), self.any_qos());
+                self.clients[number].subscribe(&filter, qos, &mut self.account, &mut out);
+                say!(self, "client {number} asks for {filter} with {qos:?}: {}", !out.is_empty());
+            }
+            84..89 => {
+                let nth = self.rng.random_range(0..TOPICS);
+                self.clients[number].unsubscribe(nth, &mut self.account, &mut out);
+                say!(self, "client {number} gives something up: {}", !out.is_empty());
+            }
+            89..93 => {
+                let properties = DisconnectProperties::default();
+                put(&mut out, &Packet::Disconnect(Disconnect { reason: ReasonCode::Success, properties }));
+                self.to_broker(connection, out);
+                return self.leave(number, connection);
+            }
+            _ => return self.leave(number, connection),
+        }
+        if !out.is_empty() {
+            self.to_broker(connection, out);
+        }
+    }
+
+    pub(super) fn any_qos(&mut self) -> QoS {
+        [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce, QoS::ExactlyOnce][self.rng.random_range(0..4)]
+    }
+
+    pub(super) fn any_filter(&mut self) -> String {
+        match self.rng.random_range(0..10) {
+            0 => "#".to_owned(),
+            1 => "topic/#".to_owned(),
+            _ => topic_name(self.rng.random_range(0..TOPICS)),
+        }
+    }
+
+    pub(super) fn publish(&mut self, number: usize, out: &mut Vec<u8>) {
+        for _ in 0..self.rng.random_range(1..5) {
+            let (topic, qos) = (self.rng.random_range(0..TOPICS), self.any_qos());
+            let bytes = if self.rng.random_bool(0.05) { self.rng.random_range(NUMBER_BYTES..10_000) } else { NUMBER_BYTES };
+            let client = &mut self.clients[number];
+            let message = Message {
+                by: number,
+                stay: 0,
+                broker: client.home,
+                life: self.claims[client.home].incarnation,
+                topic,
+                qos,
+                bytes,
+                at: self.now,
+                is_taken: false,
+                is_refused: false,
+                is_resent: false,
+                is_forgotten: false,
+                is_orphan: false,
+            };
+            client.publish(message, &mut self.account, out);
+            say!(self, "client {number} has published up to {}", self.account.messages.len());
+        }
+    }
+
+    /// The client is gone, and comes back. What it has sent arrives or does not.
+    pub(super) fn leave(&mut self, number: usize, connection: u64) {
+        say!(self, "client {number} leaves");
+        let is_clean = self.rng.random_bool(0.5);
+        if let Some(pipe) = self.pipes.get(&connection) {
+            let at = if is_clean { pipe.to_broker.max(self.now) } else { self.now + Duration::from_millis(1) };
+            self.at(at, Event::Left { connection });
+        }
+        self.clients[number].leaves(&mut self.account);
+        let away_us = if self.rng.random_bool(0.3) { 1_000 } else { 1_500_000 };
+        self.within(away_us, Event::Connect { client: number });
+    }
+
+    pub(super) fn connect(&mut self, number: usize) {
+        let home = self.clients[number].home;
+        if self.clients[number].connection.is_some() {
+            return;
+        }
+        let Some(broker) = self.brokers[home].as_ref() else {
+            return self.within(300_000, Event::Connect { client: number });
+        };
+        self.connections += 1;
+        let (connection, now) = (self.connections, self.now);
+        let pipe = Pipe { client: number, broker: home, life: broker.life, to_broker: now, to_client: now, turns: false };
+        self.pipes.insert(connection, pipe);
+        self.clients[number].connects(connection);
+        let at = self.arrival(connection, true);
+        self.at(at, Event::Hello { connection });
+    }
+
+    /// When what is sent now arrives.
+    pub(super) fn arrival(&mut self, connection: u64, is_to_broker: bool) -> Instant {
+        let slow = if self.rng.random_bool(0.03) { 100_000 } else { 0 };
+        let delay = Duration::from_micros(self.rng.random_range(50..1_000 + slow));
+        let now = self.now;
+        let pipe = self.pipes.get_mut(&connection).unwrap();
+        let last = if is_to_broker { &mut pipe.to_broker } else { &mut pipe.to_client };
+        *last = (now + delay).max(*last);
+        *last
+    }
+
+    pub(super) fn to_broker(&mut self, connection: u64, bytes: Vec<u8>) {
+        let at = self.arrival(connection, true);
+        self.at(at, Event::ToBroker { connection, bytes });
+    }
+
+    /// The broker that serves the connection, if it still does.
+    pub(super) fn server(&mut self, connection: u64) -> Option<usize> {
+        let pipe = self.pipes.get(&connection)?;
+        let is_it = self.brokers[pipe.broker].as_ref().is_some_and(|broker| broker.life == pipe.life);
+        is_it.then_some(pipe.broker)
+    }
+
+    pub(super) fn hello(&mut self, connection: u64) {
+        let Some(number) = self.server(connection) else { return };
+        let client = &self.clients[self.pipes[&connection].client];
+        // Without a connection it has given up already.
+        if client.connection != Some(connection) {
+            return;
+        }
+        let (name, is_passing) = (client.name(), client.is_passing);
+        let access = self.policy.admit(&Identity::Anonymous);
+        let caller = Caller { client: client.number, name: &name, is_passing, access };
+        let broker = self.brokers[number].as_mut().unwrap();
+        let service = Service::open(&broker.router, &mut broker.batch, &caller, self.now);
+        broker.services.insert(connection, service);
+        self.turn_soon(connection);
+    }
+
+    pub(super) fn read(&mut self, connection: u64, bytes: &[u8]) {
+        let (Some(number), now) = (self.server(connection), self.now) else { return };
+        let broker = self.brokers[number].as_mut().unwrap();
+        let Some(service) = broker.services.get_mut(&connection) else { return };
+        let says_goodbye = service.read(&broker.router, &mut broker.batch, bytes, now);
+        if says_goodbye {
+            self.close(connection, Farewell::Normal);
+        } else {
+            self.turn_soon(connection);
+        }
+    }
+
+    pub(super) fn turn_soon(&mut self, connection: u64) {
+        let slow_us = if self.rng.random_bool(0.03) { 100_000 } else { 1_000 };
+        if let Some(pipe) = self.pipes.get_mut(&connection)
+            && !std::mem::replace(&mut pipe.turns, true)
+        {
+            self.within(slow_us, Event::Turn { connection });
+        }
+    }
+
+    pub(super) fn turn(&mut self, connection: u64) {
+        self.pipes.get_mut(&connection).into_iter().for_each(|pipe| pipe.turns = false);
+        let (Some(number), now) = (self.server(connection), self.now) else { return };
+        let waker = self.waker(Sleeper::Connection(connection));
+        let broker = self.brokers[number].as_mut().unwrap();
+        let Some(service) = broker.services.get_mut(&connection) else { return };
+        let turned = service.turn(&broker.router, &mut broker.batch, &mut Context::from_waker(&waker), now);
+        if !turned.bytes.is_empty() {
+            let at = self.arrival(connection, false);
+            self.at(at, Event::ToClient { connection, bytes: turned.bytes });
+        }
+        if turned.is_over {
+            let at = self.arrival(connection, false);
+            self.at(at, Event::Dropped { connection });
+            return self.close(connection, Farewell::Lost);
+        }
+        if let Some(at) = turned.again {
+            self.at(at, Event::Turn { connection });
+        }
+    }
+
+    /// The broker's side of a connection ends.
+    pub(super) fn close(&mut self, connection: u64, farewell: Farewell) {
+        let (Some(number), now) = (self.server(connection), self.now) else { return };
+        let broker = self.brokers[number].as_mut().unwrap();
+        if let Some(service) = broker.services.remove(&connection) {
+            service.close(&broker.router, &mut broker.batch, farewell, now);
+        }
+    }
+
+    /// The client hears that its connection is over.
+    pub(super) fn dropped(&mut self, connection: u64) {
+        let Some(pipe) = self.pipes.remove(&connection) else { return };
+        if self.clients[pipe.client].connection == Some(connection) {
+            self.clients[pipe.client].leaves(&mut self.account);
+            self.within(500_000, Event::Connect { client: pipe.client });
+        }
+    }
+
+    pub(super) fn hear(&mut self, connection: u64, bytes: &[u8]) {
+        let Some(pipe) = self.pipes.get(&connection) else { return };
+        let number = pipe.client;
+        if self.clients[number].connection != Some(connection) {
+            return;
+        }
+        let now = self.now;
+        let all_is_well = now >= self.fault_at + CALM || self.fault_at == self.begin;
+        let may_forget = self.bereft.contains(&number) || self.clients[number].is_passing;
+        let was_up = self.clients[number].is_up();
+        say_heard(self, number, bytes);
+        let mut out = Vec::new();
+        let mut around = Surroundings { account: &mut self.account, all_is_well, may_forget, now };
+        self.clients[number].hear(bytes, &mut around, &mut out);
+        if !was_up && self.clients[number].is_up() {
+            say!(self, "client {number} is connected");
+            self.bereft.remove(&number);
+            if !self.clients[number].has_wishes() {
+                let (filter, qos) = (self.any_filter(), self.any_qos());
+                self.clients[number].subscribe(&filter, qos, &mut self.account, &mut out);
+                say!(self, "client {number} asks for {filter} with {qos:?} first");
+            }
+        }
+        if !out.is_empty() {
+            self.to_broker(connection, out);
+        }
+    }
+}
+
+/// Messages that a client gets, where it is said what happens.
+fn say_heard(world: &World, client: usize, bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Some((packet, length)) = world.is_loud.then(|| codec::decode(rest, VERSION, u32::MAX).ok().flatten()).flatten() {
+        if let Packet::SubAck(suback) = &packet {
+            say!(world, "client {client} gets SUBACK {}", suback.packet_id);
+        }
+        if let Packet::Publish(publish) = &packet {
+            let number = String::from_utf8_lossy(&publish.payload[..NUMBER_BYTES]).into_owned();
+            say!(world, "client {client} gets {number} {:?} {:?} dup {}", publish.qos, publish.packet_id, publish.dup);
+        }
+        rest = &rest[length..];
+    }
+}

@@ -1,0 +1,203 @@
+//! Brokers start, crash and come back; their disks take what is written, or do not.
+
+use super::*;
+
+impl World {
+    pub(super) fn start(&mut self, number: usize) {
+        if self.brokers[number].is_some() {
+            return;
+        }
+        self.fault_at = self.now;
+        self.claims[number].incarnation.0 += 1;
+        let (claim, now) = (self.claims[number], self.now);
+        let life = claim.incarnation;
+        say!(self, "broker {number} starts, life {}", life.0);
+        let journal = self.has_disk[number].then(Journal::new);
+        let outbound = OutboundLimits {
+            inflight_max: 20,
+            inflight_bytes_max: usize::MAX,
+            queued_messages_max: usize::MAX,
+            queued_bytes_max: usize::MAX,
+            drop_oldest: false,
+            queue_qos0: false,
+        };
+        let limits = RouterLimits { outbound, shared: SharedStrategy::default() };
+        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), now));
+        let registers = Registers::new(claim.id, MEMBER_TIMEOUT, REGISTER_FILTERS_MAX);
+        router.join_registers(Arc::clone(&registers));
+        let log = if journal.is_some() { self.restore(number, &router) } else { RestoredLog::default() };
+        let interest = Arc::new(Interest::new(claim.id, Rules::new(Mode::Interest, [])));
+        if let Some(journal) = &journal {
+            registers.follow(Arc::new(Roster(Arc::clone(journal))));
+            log.members.iter().for_each(|member| registers.met(*member, now));
+        }
+        registers.follow(Arc::clone(&interest) as Arc<dyn Follow>);
+        interest.await_echoes(Echoes::new(Arc::clone(&registers)));
+        let config = ReplicationConfig {
+            origin: claim.id,
+            log: LogId(self.rng.random()),
+            lanes_per_class: LANES_PER_CLASS,
+            ring_blocks: self.plan.ring_blocks,
+            ring_bytes: self.plan.ring_bytes,
+            ring_age: self.plan.ring_age,
+            slows_publishers: true,
+            hop_max: u8::MAX,
+            message_bytes_max: 100_000,
+        };
+        let replication = match &journal {
+            Some(journal) => Replication::durable(config, interest, journal, log, now),
+            None => Replication::with_interest(config, interest, now),
+        };
+        router.join_mesh(Arc::clone(&replication));
+        let hello = Duration::from_millis(100);
+        self.brokers[number] = Some(Broker {
+            life,
+            delivery: LinkDelivery::new(Arc::clone(&router)),
+            router,
+            replication,
+            registers,
+            journal,
+            neighbourhood: Neighbourhood::new(claim.id),
+            stp: Stp::new(StpConfig { claim, hop_max: u8::MAX, hello, epoch_interval: Duration::from_secs(1) }),
+            ports: BTreeMap::new(),
+            timeout: None,
+            batch: Batch::default(),
+            services: BTreeMap::new(),
+            writing: None,
+            is_to_write: false,
+            promised: 0,
+            is_to_tell: false,
+            is_to_tell_behind: false,
+        });
+        self.at(now + PULL_REPEAT, Event::Tick { broker: number, life });
+        if self.plan.coin {
+            self.within(TOSS_MAX_US, Event::Toss { broker: number, life });
+        }
+    }
+
+    /// A broker with a disk reads it.
+    pub(super) fn restore(&mut self, number: usize, router: &Router) -> RestoredLog {
+        let (disk, now) = (&self.disks[number], self.now);
+        if disk.is_blank() {
+            return RestoredLog::default();
+        }
+        let restored = disk.read();
+        router.number_sessions_from(restored.last);
+        restored.sessions.into_iter().for_each(|session| router.restore_session(session, now));
+        let mut batch = Batch::default();
+        router.judge_anew(&mut batch, |access| self.policy.judge(access.identity()), now);
+        router.finish(&mut batch, now);
+        restored.log
+    }
+
+    /// What was about to be safe is, or is not. Who has no disk loses everything.
+    pub(super) fn crash(&mut self, number: usize) {
+        // While a disk fails clients are told what is not safe: who crashes then has told them wrong.
+        let has_promised = |broker: &mut Broker| {
+            broker.journal.as_ref().is_some_and(|journal| journal.is_failing() || journal.committed() < broker.promised)
+        };
+        let Some(broker) = self.brokers[number].take_if(|broker| !has_promised(broker)) else { return };
+        self.fault_at = self.now;
+        self.counts.add(&broker);
+        let mut is_lost = !self.has_disk[number];
+        if !is_lost && self.rng.random_bool(0.5) && !self.is_failing[number] {
+            let changes = broker.writing.into_iter().flat_map(|(_, changes)| changes);
+            changes.for_each(|change| self.disks[number].apply(change));
+        }
+        if !is_lost && self.plan.loses_disks && self.rng.random_bool(0.2) {
+            self.disks[number] = Disk::default();
+            is_lost = true;
+        }
+        say!(self, "broker {number} crashes{}", if is_lost { ", and loses everything" } else { "" });
+        self.account.forgets_of(number);
+        for client in self.clients.iter().filter(|client| client.home == number) {
+            self.account.crashes(client.number, is_lost || client.is_passing);
+        }
+        if is_lost {
+            self.account.orphans(number);
+            self.bereft.extend(self.clients.iter().filter(|client| client.home == number).map(|client| client.number));
+        }
+        for link in 0..self.links.len() {
+            if self.links[link].ends.contains(&number) {
+                self.down(link);
+            }
+        }
+        let mine: Vec<u64> = self.pipes.iter().filter(|(_, pipe)| pipe.broker == number).map(|(id, _)| *id).collect();
+        for connection in mine {
+            self.within(300_000, Event::Dropped { connection });
+        }
+        self.within(2_000_000, Event::Start { broker: number });
+    }
+
+    pub(super) fn alive(&mut self, number: usize, life: Incarnation) -> Option<&mut Broker> {
+        self.brokers[number].as_mut().filter(|broker| broker.life == life)
+    }
+
+    pub(super) fn tick(&mut self, number: usize, life: Incarnation) {
+        let now = self.now;
+        if self.alive(number, life).is_none() {
+            return;
+        }
+        let heard = self.connected_with(number);
+        let log = |other: usize| Some((self.claims[other].id, self.brokers[other].as_ref()?.replication.log()));
+        let records: Vec<_> = heard.into_iter().filter_map(log).collect();
+        let mut out = Vec::new();
+        let Some(broker) = self.alive(number, life) else { return };
+        broker.replication.trim(now);
+        let mut local = Local { delivery: &mut broker.delivery, now };
+        broker.replication.repeat_pulls(PATIENCE, now, &mut local);
+        for (id, log) in records {
+            broker.registers.met(id, now);
+            broker.replication.log_begun(id, log);
+        }
+        broker.registers.tick(now, &mut out);
+        // Covers that came alone.
+        if broker.journal.is_some() && broker.writing.is_none() && !std::mem::replace(&mut broker.is_to_write, true) {
+            self.at(now, Event::Write { broker: number, life });
+        }
+        self.say_all(number, out);
+        self.at(now + PULL_REPEAT, Event::Tick { broker: number, life });
+    }
+
+    /// Other brokers whose records come here.
+    pub(super) fn connected_with(&self, number: usize) -> BTreeSet<usize> {
+        let (mut known, mut new) = (BTreeSet::from([number]), vec![number]);
+        while let Some(one) = new.pop() {
+            for link in self.links.iter().filter(|link| link.generation.is_some() && link.deaf.is_none()) {
+                let other = if link.ends[0] == one { link.ends[1] } else { link.ends[0] };
+                if link.ends.contains(&one) && known.insert(other) {
+                    new.push(other);
+                }
+            }
+        }
+        known.remove(&number);
+        known
+    }
+
+    pub(super) fn write(&mut self, number: usize, life: Incarnation) {
+        let is_slow = self.plan.slow_disks && self.rng.random_bool(0.05);
+        let Some(broker) = self.alive(number, life).filter(|broker| broker.writing.is_none()) else { return };
+        broker.is_to_write = false;
+        let mut changes = Vec::new();
+        let last = broker.journal.as_ref().unwrap().take(&mut changes, Duration::ZERO).unwrap();
+        broker.writing = Some((last, changes));
+        self.within(if is_slow { 1_000_000 } else { 20_000 }, Event::Sync { broker: number, life });
+    }
+
+    pub(super) fn sync(&mut self, number: usize, life: Incarnation) {
+        let is_failing = self.is_failing[number];
+        let Some(broker) = self.alive(number, life) else { return };
+        let journal = Arc::clone(broker.journal.as_ref().unwrap());
+        if is_failing {
+            journal.fail();
+            return self.within(250_000, Event::Sync { broker: number, life });
+        }
+        if journal.is_failing() {
+            broker.promised = journal.last();
+        }
+        if let Some((last, changes)) = broker.writing.take() {
+            changes.into_iter().for_each(|change| self.disks[number].apply(change));
+            journal.commit(last);
+        }
+    }
+}
