@@ -17,7 +17,7 @@
 //! | [`pace`], [`timer`] | the open loop's schedule, and waking for it |
 //! | [`tally`], [`watch`], [`series`], [`usage`] | what all clients have counted, over time, and what brokers' processes have used |
 //! | [`report`], [`threshold`], [`progress`] | the results, the conditions on them, the bar |
-//! | [`html`] | a page from the reports of runs |
+//! | [`html`], [`merge`] | a page from the reports of runs, and several of these as one |
 //! | [`clock`] | the one place that reads time |
 
 mod arguments;
@@ -27,6 +27,7 @@ mod connect;
 mod course;
 mod html;
 mod ledger;
+mod merge;
 pub mod mesh;
 mod pace;
 mod payload;
@@ -73,7 +74,9 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Load(command) => Plan::new(&command).and_then(|plan| load(&plan, command.output())),
         Command::Mesh(command) => observe(&command),
-        Command::Report(page) => html::write(&page.files, &page.title, page.output.as_deref()).map(|()| ExitCode::SUCCESS),
+        Command::Report(page) => {
+            html::write(&page.files, &page.title, page.together.as_deref(), page.output.as_deref()).map(|()| ExitCode::SUCCESS)
+        }
     };
     done.unwrap_or_else(|error| {
         if let Some(usage) = error.downcast_ref::<Usage>() {

@@ -69,14 +69,39 @@ pub(crate) fn read(payload: &[u8]) -> Result<Stamp, PayloadFault> {
     if *magic != MAGIC {
         return Err(PayloadFault::Foreign);
     }
-    let (stamp, seen, mut rest) = read_stamp(rest).ok_or(PayloadFault::Corrupted)?;
+    let (stamp, seen, rest) = read_stamp(rest).ok_or(PayloadFault::Corrupted)?;
     if seen != digest(&stamp, payload.len()) {
         return Err(PayloadFault::Corrupted);
     }
-    for piece in filler(&stamp, rest.len()) {
-        rest = rest.strip_prefix(piece).ok_or(PayloadFault::Corrupted)?;
+    if is_filler(&stamp, rest) { Ok(stamp) } else { Err(PayloadFault::Corrupted) }
+}
+
+/// Whether these bytes are the filler of this stamp.
+#[inline]
+fn is_filler(stamp: &Stamp, mut bytes: &[u8]) -> bool {
+    let start = filler_start(stamp);
+    match BLOCK.get(start..start + bytes.len()) {
+        Some(expected) => are_same(bytes, expected),
+        None => {
+            for piece in filler(stamp, bytes.len()) {
+                let Some(rest) = bytes.strip_prefix(piece) else { return false };
+                bytes = rest;
+            }
+            true
+        }
     }
-    Ok(stamp)
+}
+
+/// Whether these are the same bytes. Few are compared here: to call the library's function costs more than its work.
+#[inline]
+pub(crate) fn are_same(one: &[u8], other: &[u8]) -> bool {
+    const FEW: usize = 64;
+    if one.len() != other.len() || one.len() > FEW {
+        return one == other;
+    }
+    let ((words, rest), (other_words, other_rest)) = (one.as_chunks::<8>(), other.as_chunks::<8>());
+    words.iter().zip(other_words).all(|(word, other)| word == other)
+        && rest.iter().zip(other_rest).all(|(byte, other)| byte == other)
 }
 
 /// The stamp and its digest after the magic, and what follows them.
@@ -107,9 +132,14 @@ fn digest(stamp: &Stamp, payload_bytes: usize) -> u32 {
     (mixed >> 32) as u32
 }
 
+#[inline]
+fn filler_start(stamp: &Stamp) -> usize {
+    (stamp.sequence as usize).wrapping_mul(61).wrapping_add(stamp.flow as usize) % BLOCK_BYTES
+}
+
 /// The filler as pieces of [`BLOCK`], in order.
 fn filler(stamp: &Stamp, filler_bytes: usize) -> impl Iterator<Item = &'static [u8]> {
-    let mut start = (stamp.sequence as usize).wrapping_mul(61).wrapping_add(stamp.flow as usize) % BLOCK_BYTES;
+    let mut start = filler_start(stamp);
     let mut left = filler_bytes;
     std::iter::from_fn(move || {
         let length = left.min(BLOCK_BYTES - start);
@@ -167,6 +197,20 @@ mod tests {
             changed[at] ^= 0x40;
             let expected = if at < MAGIC.len() { PayloadFault::Foreign } else { PayloadFault::Corrupted };
             assert_eq!(read(&changed), Err(expected), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_the_same_or_not() {
+        for length in [0, 1, 7, 8, 9, 40, 63, 64, 65, 200] {
+            let one: Vec<u8> = (0..length).collect();
+            assert!(are_same(&one, &one.clone()), "{length}");
+            for at in 0..usize::from(length) {
+                let mut other = one.clone();
+                other[at] ^= 1;
+                assert!(!are_same(&one, &other), "{length}, byte {at}");
+            }
+            assert!(!are_same(&one, &[one.as_slice(), b"x"].concat()), "{length}");
         }
     }
 

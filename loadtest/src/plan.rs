@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) rate: Option<f64>,
     /// How long it takes to reach that rate.
     pub(crate) ramp: Duration,
+    /// Up to which part of its publisher's interval a message is put off.
+    pub(crate) jitter: f64,
     /// Messages under way per publisher.
     pub(crate) window: u16,
     /// Payloads; `None` where we do not publish.
@@ -293,6 +295,7 @@ impl Target {
             subscribers: Vec::new(),
             rate: None,
             ramp: Duration::ZERO,
+            jitter: 0.0,
             window: 0,
             sizes: None,
             topics: 0,
@@ -330,6 +333,7 @@ impl Plan {
         Self {
             rate,
             ramp: load.ramp.unwrap_or_default(),
+            jitter: load.jitter,
             window: load.window(shape).get(),
             sizes: Some(load.sizes(shape)),
             topics: load.topics.get(),

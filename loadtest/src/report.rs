@@ -145,7 +145,7 @@ pub(crate) struct BrokerReport {
 }
 
 /// One flow that is not perfect.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct FlowReport {
     pub(crate) publisher: u32,
@@ -364,12 +364,12 @@ fn broker_report(measured: Option<&(Snapshot, Snapshot)>, rates: Option<&Rates>,
     })
 }
 
-/// Two points for each halving of what lies above.
+/// Five points for each halving of what lies above.
 fn curve(latencies: &Latencies) -> Vec<(f64, f64)> {
     if latencies.is_empty() {
         return Vec::new();
     }
-    let points = latencies.iter_quantiles(2).map(|point| (point.quantile_iterated_to(), point.value_iterated_to()));
+    let points = latencies.iter_quantiles(5).map(|point| (point.quantile_iterated_to(), point.value_iterated_to()));
     points.map(|(quantile, nanoseconds)| ((quantile * 1e8).round() / 1e6, nanoseconds as f64 / 1e3)).collect()
 }
 

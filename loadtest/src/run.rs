@@ -118,7 +118,8 @@ pub(crate) async fn run(plan: &Plan, progress: &mut Progress) -> Result<Outcome>
     let (watch, begun) = Watch::begin(&plan.pids, &shared.tally)?;
     let warm_up = if plan.publishers.is_empty() { Duration::ZERO } else { plan.course.warm_up };
     shared.tally.measure_from(begun.at_ns + nanoseconds(warm_up));
-    let schedule = plan.rate.map(|rate| Schedule::new(begun.at_ns, rate, plan.publishers.len() as u32, plan.ramp));
+    let schedule =
+        plan.rate.map(|rate| Schedule::new(begun.at_ns, rate, plan.publishers.len() as u32, plan.ramp).with_jitter(plan.jitter));
 
     let mut clients = JoinSet::new();
     for (name, subscriber) in subscribers {

@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::payload::STAMP_BYTES;
+
 /// How often each topic of a publisher is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Popularity {
@@ -153,6 +155,11 @@ pub(crate) enum Sizes {
     },
     /// One of these, each as often.
     List(Arc<[u32]>),
+    /// About as a normal distribution has it, but not below `least` nor further than six deviations from the mean.
+    Normal {
+        mean: u32,
+        deviation: u32,
+    },
 }
 
 impl Sizes {
@@ -163,6 +170,11 @@ impl Sizes {
             Self::Fixed(bytes) => *bytes,
             Self::Range { least, most } => least + random.below((most - least).saturating_add(1)),
             Self::List(list) => list.get(random.below(list.len() as u32) as usize).copied().unwrap_or_default(),
+            Self::Normal { mean, deviation } => {
+                // The sum of twelve numbers between 0 and 1: its mean is 6, its deviation 1.
+                let deviations = (0..12).map(|_| random.share()).sum::<f64>() - 6.0;
+                (f64::from(*mean) + deviations * f64::from(*deviation)).max(f64::from(self.least())) as u32
+            }
         };
         bytes as usize
     }
@@ -172,6 +184,7 @@ impl Sizes {
         let bytes = match self {
             Self::Fixed(bytes) | Self::Range { most: bytes, .. } => *bytes,
             Self::List(list) => list.iter().max().copied().unwrap_or_default(),
+            Self::Normal { mean, deviation } => mean.saturating_add(deviation.saturating_mul(6)),
         };
         bytes as usize
     }
@@ -181,13 +194,14 @@ impl Sizes {
         match self {
             Self::Fixed(bytes) | Self::Range { least: bytes, .. } => *bytes,
             Self::List(list) => list.iter().min().copied().unwrap_or_default(),
+            Self::Normal { mean, deviation } => mean.saturating_sub(deviation.saturating_mul(6)).max(STAMP_BYTES as u32),
         }
     }
 
     /// On average.
     pub(crate) fn mean(&self) -> f64 {
         match self {
-            Self::Fixed(bytes) => f64::from(*bytes),
+            Self::Fixed(bytes) | Self::Normal { mean: bytes, .. } => f64::from(*bytes),
             Self::Range { least, most } => (f64::from(*least) + f64::from(*most)) / 2.0,
             Self::List(list) => list.iter().map(|&bytes| f64::from(bytes)).sum::<f64>() / list.len().max(1) as f64,
         }
@@ -203,6 +217,9 @@ impl FromStr for Sizes {
             let (least, most) = (bytes(least)?, bytes(most)?);
             return if least <= most { Ok(Self::Range { least, most }) } else { Err("the range is upside down".to_owned()) };
         }
+        if let Some((mean, deviation)) = text.split_once('~') {
+            return Ok(Self::Normal { mean: bytes(mean)?, deviation: bytes(deviation)? });
+        }
         match *text.split(',').map(bytes).collect::<Result<Vec<_>, _>>()? {
             [bytes] => Ok(Self::Fixed(bytes)),
             ref list => Ok(Self::List(list.into())),
@@ -215,6 +232,7 @@ impl fmt::Display for Sizes {
         match self {
             Self::Fixed(bytes) => write!(formatter, "{bytes}"),
             Self::Range { least, most } => write!(formatter, "{least}-{most}"),
+            Self::Normal { mean, deviation } => write!(formatter, "{mean}~{deviation}"),
             Self::List(list) => {
                 let list: Vec<_> = list.iter().map(u32::to_string).collect();
                 formatter.write_str(&list.join(","))
@@ -248,7 +266,7 @@ impl Random {
 
     /// From 0 to 1, without 1.
     #[inline]
-    fn share(&mut self) -> f64 {
+    pub(crate) fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
@@ -320,12 +338,15 @@ mod tests {
         };
         assert_eq!(picks("64"), (vec![64], 64.0, 64));
         assert_eq!(picks("40-43"), (vec![40, 41, 42, 43], 41.5, 43));
+        let (normal, mean, most) = picks("100~5");
+        assert!((mean, most) == (100.0, 130) && normal[0] < 90 && normal[normal.len() - 1] > 110, "{normal:?}");
+        assert!(picks("40~20").0[0] == 32, "not shorter than a stamp");
         assert_eq!(picks("64,1000,64"), (vec![64, 1_000], 376.0, 1_000));
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "x", "64,", "100-50", "-5", "1-2-3"] {
+        for text in ["", "x", "64,", "100-50", "-5", "1-2-3", "~", "100~", "1~2~3"] {
             assert!(text.parse::<Sizes>().is_err(), "{text}");
         }
         for text in ["", "zipf:", "zipf:-1", "zipf:nan", "pareto", "uniform:1"] {

@@ -15,7 +15,7 @@ use thiserror::Error;
 pub(crate) use self::mesh::Mesh;
 pub(crate) use self::transport::{BrokerAddress, Transport};
 pub(crate) use self::values::duration;
-use self::values::{positive_duration, rate, sizes, topic, topic_name};
+use self::values::{part, positive_duration, rate, sizes, topic, topic_name};
 use crate::spread::{Popularity, Sizes};
 use crate::threshold::Threshold;
 use crate::wire::{QoS, Version};
@@ -141,7 +141,8 @@ pub(crate) struct Output {
 /// What is sent, and for how long.
 #[derive(Debug, Args)]
 pub(crate) struct Load {
-    /// Payload of a message, in bytes: a number, a range (64-1024) or a list (64,256,1024), each as often [default: 64; fanout
+    /// Payload of a message, in bytes: a number, a range (64-1024) or a list (64,256,1024), each as often, or a mean and
+    /// a deviation (100~5) [default: 64; fanout
     /// and fanin: 40].
     #[arg(long, value_name = "SIZES", value_parser = sizes)]
     pub(crate) payload_bytes: Option<Sizes>,
@@ -155,6 +156,9 @@ pub(crate) struct Load {
     /// Begin with nothing and reach --rate evenly in this time.
     #[arg(long, value_name = "TIME", requires = "rate", value_parser = positive_duration)]
     pub(crate) ramp: Option<Duration>,
+    /// Put each message off by chance, by up to this part of the time to its publisher's next (0 to 1).
+    #[arg(long, value_name = "PART", default_value = "0", value_parser = part)]
+    pub(crate) jitter: f64,
     /// Topics of each publisher.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) topics: NonZeroU32,
@@ -306,6 +310,9 @@ pub(crate) struct Page {
     /// Where to write the page [default: stdout].
     #[arg(long, short, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Show all of them together, too, as a run of this name: what several machines have done at the same time.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) together: Option<String>,
     /// The page's title.
     #[arg(long, default_value = "Load test")]
     pub(crate) title: String,
@@ -343,6 +350,7 @@ mod tests {
             (&["pub", "--payload-bytes", "40,268000001"], "--payload-bytes"),
             (&["pub", "--rate", "0"], "--rate"),
             (&["pub", "--ramp", "5s"], "--rate"),
+            (&["pub", "--rate", "5", "--jitter", "1.1"], "--jitter"),
             (&["pair", "--topics", "0"], "--topics"),
             (&["fanin", "--popularity", "pareto"], "--popularity"),
             (&["fanout", "--subscribers", "0"], "--subscribers"),

@@ -36,6 +36,11 @@ pub(super) fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A part of something: from 0 to 1.
+pub(super) fn part(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|part| (0.0..=1.0).contains(part)).ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}
+
 /// What is right for names and filters alike; the broker judges the rest.
 pub(super) fn topic(text: &str) -> Result<String, String> {
     match text {
@@ -55,7 +60,8 @@ pub(super) fn topic_name(text: &str) -> Result<String, String> {
 /// Sizes of payloads that a stamp fits in.
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     let sizes: Sizes = text.parse()?;
-    if (sizes.least() as usize) < STAMP_BYTES {
+    let least = if let Sizes::Normal { mean, .. } = sizes { mean } else { sizes.least() };
+    if (least as usize) < STAMP_BYTES {
         return Err(format!("a payload has at least the {STAMP_BYTES} bytes of its stamp"));
     }
     if sizes.most() as i64 > PAYLOAD_BYTES_MAX {

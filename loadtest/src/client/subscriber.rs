@@ -123,6 +123,7 @@ struct Inbox {
     version: Version,
     subscribed: bool,
     flows: Flows,
+    last: Heard,
     /// QoS 2: packet ids that have been received and not yet released.
     unreleased: PacketIds,
 }
@@ -133,8 +134,10 @@ impl Inbox {
             Hears::Anyone => 0..0,
             Hears::Ours { publishers, topics } => topics.flows(publishers.clone()),
         };
+        // Of nobody, and under no topic.
+        let last = Heard { key: FlowKey { run: !run, flow: 0 }, publisher: 0, topic: vec![0] };
         let flows = Flows::new(run, expected);
-        Self { plan, version, subscribed: false, flows, unreleased: PacketIds::default() }
+        Self { plan, version, subscribed: false, flows, last, unreleased: PacketIds::default() }
     }
 
     #[inline]
@@ -199,20 +202,32 @@ impl Inbox {
             return Err(Fault::QosChanged { asked: self.plan.qos, delivered: publish.qos });
         }
         // The topic holds the run's number, so whatever else arrives on it, or under another, has been mangled.
-        let ours = stamp.ok().filter(|stamp| {
-            let key = FlowKey { run: stamp.run, flow: stamp.flow };
-            self.flows.expects(key) && topics.flow_at(publish.topic) == Some(stamp.flow)
-        });
-        match ours {
-            Some(stamp) => {
-                if let Some(flow) = self.flows.of(FlowKey { run: stamp.run, flow: stamp.flow }, stamp.sequence) {
-                    batch.arrived(flow.book(stamp.sequence), stamp.due_at_ns, Some(topics.publisher(stamp.flow)));
-                }
+        let Ok(stamp) = stamp else {
+            batch.corrupted += 1;
+            return Ok(());
+        };
+        let key = FlowKey { run: stamp.run, flow: stamp.flow };
+        if key != self.last.key || !payload::are_same(publish.topic, &self.last.topic) {
+            if !self.flows.expects(key) || topics.flow_at(publish.topic) != Some(stamp.flow) {
+                batch.corrupted += 1;
+                return Ok(());
             }
-            None => batch.corrupted += 1,
+            (self.last.key, self.last.publisher) = (key, topics.publisher(stamp.flow));
+            self.last.topic.clear();
+            self.last.topic.extend_from_slice(publish.topic);
+        }
+        if let Some(flow) = self.flows.of(key, stamp.sequence) {
+            batch.arrived(flow.book(stamp.sequence), stamp.due_at_ns, Some(self.last.publisher));
         }
         Ok(())
     }
+}
+
+/// A flow whose message was right: the next most likely is of the same.
+struct Heard {
+    key: FlowKey,
+    publisher: u32,
+    topic: Vec<u8>,
 }
 
 /// A set of packet ids: one bit each, and no memory until the first is in it.

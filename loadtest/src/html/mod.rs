@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use self::plot::{Axis, Line, Plot, Scale, bars};
 use self::text::{bytes, escaped, short, time, trimmed, whole};
+use crate::merge::merged;
 use crate::mesh::Account;
 use crate::report::Report;
 use crate::series::Span;
@@ -28,12 +29,17 @@ struct Run {
     report: Report,
 }
 
-/// Writes the page of these files to `output`, or to stdout.
+/// Writes the page of these files to `output`, or to stdout; `together`: what all of them are called as one run.
 ///
 /// # Errors
 /// When a file is no report, or the page cannot be written.
-pub(crate) fn write(files: &[PathBuf], title: &str, output: Option<&Path>) -> Result<()> {
-    let runs = files.iter().map(|path| read(path, files)).collect::<Result<Vec<_>>>()?;
+pub(crate) fn write(files: &[PathBuf], title: &str, together: Option<&str>, output: Option<&Path>) -> Result<()> {
+    let mut runs = files.iter().map(|path| read(path, files)).collect::<Result<Vec<_>>>()?;
+    if let Some(name) = together {
+        let parts: Vec<_> = runs.iter().map(|run| (run.name.as_str(), &run.report)).collect();
+        let all = merged(&parts).map(|report| Run { name: name.to_owned(), report });
+        runs.splice(0..0, all);
+    }
     let page = page(&runs, title)?;
     match output {
         Some(path) => fs::write(path, page).with_context(|| format!("cannot write --output {}", path.display())),

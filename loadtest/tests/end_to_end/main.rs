@@ -94,6 +94,10 @@ fn a_rate_is_kept_and_latency_measured_from_when_a_message_was_due() {
     let sent = report["sent"].as_u64().unwrap();
     assert!((2_150..=2_300).contains(&sent), "1.1 s at 2,000/s, and 20 ms to notice the end: {sent}");
     assert_eq!(fields(&report, LEDGER), [sent, 0, 0, 0, 0, 0]);
+    let jittered =
+        format!("pub --broker {} --publishers 20 --rate 2000 --jitter 1 --duration 500ms --warm-up 0s", broker.address());
+    let jittered = loadtest(&jittered).good("jitter")["sent"].as_u64().unwrap();
+    assert!((960..=1_080).contains(&jittered), "{jittered}");
     let measured = report["latency_us"]["count"].as_u64().unwrap();
     assert!(measured < sent && measured > 1_900, "{measured} of {sent}: the warm-up is not measured");
 }
@@ -478,7 +482,8 @@ fn a_page_tells_of_all_runs_and_needs_nothing_from_elsewhere() {
     for foreign in ["http:", "https:", "src=", "href=", "<script", "@import", "url(", "NaN", "inf"] {
         assert!(!page.contains(foreign), "{foreign} in {page}");
     }
-    assert!(loadtest(&format!("report {}", file("good.json"))).stdout.starts_with("<!doctype html>"));
+    let two = loadtest(&format!("report {0} {0} --together both", file("good.json"))).stdout;
+    assert!(two.starts_with("<!doctype html>") && two.contains("<td>both</td>") && two.contains("2 \u{2192} 6"), "{two}");
     std::fs::write(directory.path().join("other.json"), "{}").unwrap();
     for (what, told) in [("other.json", "is no report of loadtest"), ("absent.json", "cannot read")] {
         loadtest(&format!("report {}", file(what))).failed_with(1, told);
