@@ -125,7 +125,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn publish_to(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
-        topic::check_name(topic).map_err(|_| Fault::Close(ReasonCode::TopicNameInvalid))?;
+        topic::check_decoded_name(topic).map_err(|_| Fault::Close(ReasonCode::TopicNameInvalid))?;
         if let Some(id) = publish.packet_id
             && self.router.must_refuse(&mut self.routes, topic, publish.qos, publish.retain, &self.connection.subscriber, id)
         {
