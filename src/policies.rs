@@ -54,7 +54,8 @@ pub type CurrentPolicy = Arc<ArcSwap<Policy>>;
 pub struct Policies {
     of_listeners: Vec<CurrentPolicy>,
     /// Client ids of bridges' sessions.
-    bridges: Arc<HashSet<String>>,
+    bridges: HashSet<String>,
+    reserved: Arc<[String]>,
 }
 
 impl Policies {
@@ -64,9 +65,10 @@ impl Policies {
     /// See [`PolicyError`].
     pub fn load(config: &Config) -> Result<Self, PolicyError> {
         let policies = read(config, &config.listeners, &[], &[])?;
-        let bridges = config.bridges.iter().map(Bridge::local_client_id).collect();
+        let bridges = config.bridges.iter().map(|bridge| bridge.client_id_at(config)).collect();
+        let reserved = config.bridges.iter().map(Bridge::local_client_id).collect();
         let of_listeners = policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect();
-        Ok(Self { of_listeners, bridges: Arc::new(bridges) })
+        Ok(Self { of_listeners, bridges, reserved })
     }
 
     /// Reads everything anew for the listeners that there are. Of one that is no longer configured (`is_configured`, in their order) the files that it
@@ -94,10 +96,10 @@ impl Policies {
         &self.of_listeners
     }
 
-    /// Client ids of bridges' sessions, which no client may have.
+    /// What no client's id may be, or begin with before a dot: those of bridges.
     #[must_use]
-    pub fn bridges(&self) -> &Arc<HashSet<String>> {
-        &self.bridges
+    pub fn reserved(&self) -> &Arc<[String]> {
+        &self.reserved
     }
 
     /// Judges a client that came in under any earlier policy of its listener, or whose session is left of an earlier run: that is judged by the
@@ -211,7 +213,7 @@ mod tests {
             let place = Place { index: Some(index), bind: (*bind).into() };
             Arc::new(ArcSwap::from_pointee(Policy::new(place, *anonymous, None, (*rules).clone())))
         };
-        Policies { of_listeners: all.iter().enumerate().map(policy).collect(), bridges: Arc::new(["bridge-a".to_owned()].into()) }
+        Policies { of_listeners: all.iter().enumerate().map(policy).collect(), bridges: HashSet::new(), reserved: Arc::default() }
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! Order of the start: addresses for clients, mesh, admin, then listeners and timer. What can fail because of the operator (a port in use, a certificate) fails
 //! before the first client is served.
 
-use std::collections::HashSet;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -221,7 +220,7 @@ impl Server {
                     rate: one.max_connection_rate.or(config.limits.max_connection_rate),
                     handshakes: handshakes.clone(),
                 };
-                let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins), Arc::clone(policies.bridges())));
+                let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins), Arc::clone(policies.reserved())));
                 task::spawn("listener", bound.run(Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
@@ -661,13 +660,7 @@ fn memory_limit(config: &Config) -> Option<u64> {
     Some(limit)
 }
 
-fn terms(
-    config: &Config,
-    listener: &Listener,
-    policy: CurrentPolicy,
-    logins: Arc<Logins>,
-    reserved: Arc<HashSet<String>>,
-) -> Terms {
+fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Arc<Logins>, reserved: Arc<[String]>) -> Terms {
     Terms {
         policy,
         logins,

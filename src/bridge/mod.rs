@@ -215,7 +215,7 @@ impl Bridge {
             remote_client_id,
             packet_bytes_max: one.max_packet_size.unwrap_or(config.limits.max_packet_size),
             topics: Topics::new(&one.topics),
-            local: Local::new(Arc::clone(&router), one.local_client_id(), config.limits.max_inflight_messages, one.cleansession),
+            local: Local::new(Arc::clone(&router), one.client_id_at(config), config.limits.max_inflight_messages, one.cleansession),
             router,
             status: Arc::new(Status::new(&one.name)),
             refuses_private: AtomicBool::new(false),

@@ -189,7 +189,7 @@ impl<'a> Relay<'a> {
     ///
     /// # Errors
     /// When the bridge has to end.
-    pub(super) fn from_local(&mut self, packet: &Packet<'_>) -> Result<(), End> {
+    pub(super) fn hear_local(&mut self, packet: &Packet<'_>) -> Result<(), End> {
         match packet {
             Packet::Publish(publish) => self.outward(publish),
             // What is not taken here for want of room must not be taken for delivered there.
@@ -213,7 +213,7 @@ impl<'a> Relay<'a> {
     ///
     /// # Errors
     /// When the bridge has to end.
-    pub(super) fn from_remote(&mut self, packet: &Packet<'_>) -> Result<(), End> {
+    pub(super) fn hear_remote(&mut self, packet: &Packet<'_>) -> Result<(), End> {
         match packet {
             Packet::Publish(publish) => self.inward(publish),
             Packet::PubAck(ack) => self.acknowledge_inward(Packet::PubAck, ack),
@@ -360,7 +360,7 @@ impl<'a> Relay<'a> {
         while let Some((packet, length)) =
             codec::decode(input.get(taken..).unwrap_or_default(), ProtocolVersion::V5, PACKET_BYTES_MAX)?
         {
-            self.from_local(&packet)?;
+            self.hear_local(&packet)?;
             taken += length;
         }
         give_back(input, taken);
@@ -371,7 +371,7 @@ impl<'a> Relay<'a> {
         let Foreign { version, packet_bytes_max, .. } = self.foreign;
         let mut taken = 0;
         while let Some((packet, length)) = codec::decode(input.get(taken..).unwrap_or_default(), version, packet_bytes_max)? {
-            self.from_remote(&packet)?;
+            self.hear_remote(&packet)?;
             taken += length;
         }
         give_back(input, taken);
@@ -547,7 +547,7 @@ mod tests {
             assert_eq!(said(&mut relay.to_remote, version), ["SUBSCRIBE 900 #"]);
             let suback =
                 codec::SubAck { packet_id: id(900), properties: AckProperties::default(), reasons: vec![ReasonCode::GrantedQoS2] };
-            relay.from_remote(&Packet::SubAck(suback)).unwrap();
+            relay.hear_remote(&Packet::SubAck(suback)).unwrap();
             assert_eq!(said(&mut relay.to_remote, version), ["UNSUBSCRIBE 900 there/a/#"]);
             for packet in [
                 Packet::Publish(publish("a/1", QoS::AtMostOnce, 0)),
@@ -555,7 +555,7 @@ mod tests {
                 Packet::PubRel(Ack::success(id(7))),
                 Packet::PubRec(Ack::success(id(3))),
             ] {
-                relay.from_local(&packet).unwrap();
+                relay.hear_local(&packet).unwrap();
             }
             let expected = ["PUBLISH there/a/1 0 None r0", "PUBLISH there/a/1 2 Some(7) r0", "PUBREL 7 0x0", "PUBREC 3 0x0"];
             assert_eq!(said(&mut relay.to_remote, version), expected);
@@ -565,7 +565,7 @@ mod tests {
                 Packet::PubComp(Ack::success(id(7))),
                 Packet::PingResp,
             ] {
-                relay.from_remote(&packet).unwrap();
+                relay.hear_remote(&packet).unwrap();
             }
             assert_eq!(said(&mut relay.to_local, V5), ["PUBREC 7 0x0", "PUBLISH here/x 1 Some(3) r0", "PUBCOMP 7 0x0"]);
         }
@@ -577,15 +577,15 @@ mod tests {
         let mut relay = Relay::new(&topics, &status, foreign(V3), false).unwrap();
         said(&mut relay.to_remote, V3);
         for (n, qos) in [(0, QoS::AtMostOnce), (1, QoS::AtLeastOnce), (2, QoS::ExactlyOnce)] {
-            relay.from_local(&Packet::Publish(publish("old", qos, n))).unwrap();
-            relay.from_remote(&Packet::Publish(publish("old", qos, n))).unwrap();
+            relay.hear_local(&Packet::Publish(publish("old", qos, n))).unwrap();
+            relay.hear_remote(&Packet::Publish(publish("old", qos, n))).unwrap();
         }
         // Nobody but the broker itself says anything there.
-        relay.from_remote(&Packet::Publish(publish("b", QoS::AtLeastOnce, 4))).unwrap();
+        relay.hear_remote(&Packet::Publish(publish("b", QoS::AtLeastOnce, 4))).unwrap();
         assert_eq!(said(&mut relay.to_local, V5), ["PUBACK 1 0x0", "PUBREC 2 0x0"]);
         assert_eq!(said(&mut relay.to_remote, V3), ["PUBACK 1 0x0", "PUBREC 2 0x0", "PUBACK 4 0x0"]);
         // The exchange goes on between the two.
-        relay.from_local(&Packet::PubRel(Ack::success(id(2)))).unwrap();
+        relay.hear_local(&Packet::PubRel(Ack::success(id(2)))).unwrap();
         assert_eq!(said(&mut relay.to_remote, V3), ["PUBREL 2 0x0"]);
         assert_eq!((status.refused.value(), status.sent.value()), (7, 0));
     }
@@ -597,10 +597,10 @@ mod tests {
         said(&mut relay.to_remote, V3);
         let refusal = Ack { reason: ReasonCode::QuotaExceeded, ..Ack::success(id(5)) };
         for packet in [Packet::PubAck(refusal), Packet::PubRec(refusal)] {
-            assert!(matches!(relay.from_local(&packet), Err(End::LocalFull(_))));
+            assert!(matches!(relay.hear_local(&packet), Err(End::LocalFull(_))));
         }
         // Other refusals are final; before MQTT 5 they cannot be said.
-        relay.from_local(&Packet::PubRec(Ack { reason: ReasonCode::NotAuthorized, ..refusal })).unwrap();
+        relay.hear_local(&Packet::PubRec(Ack { reason: ReasonCode::NotAuthorized, ..refusal })).unwrap();
         assert_eq!(said(&mut relay.to_remote, V3), ["PUBREC 5 0x0"]);
     }
 
@@ -613,11 +613,11 @@ mod tests {
         for n in 1..=u16::MAX {
             assert!(relay.is_sweeping());
             let unknown = Ack { reason: ReasonCode::PacketIdentifierNotFound, ..Ack::success(id(n)) };
-            relay.from_remote(&Packet::PubComp(unknown)).unwrap();
+            relay.hear_remote(&Packet::PubComp(unknown)).unwrap();
         }
         assert!(!relay.is_sweeping() && relay.to_local.is_empty());
-        relay.from_remote(&Packet::PubRec(Ack::success(id(1)))).unwrap();
-        relay.from_remote(&Packet::PubComp(Ack::success(id(1)))).unwrap();
+        relay.hear_remote(&Packet::PubRec(Ack::success(id(1)))).unwrap();
+        relay.hear_remote(&Packet::PubComp(Ack::success(id(1)))).unwrap();
         assert_eq!(said(&mut relay.to_local, V5), ["PUBREC 1 0x0", "PUBCOMP 1 0x0"]);
     }
 

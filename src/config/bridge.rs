@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{HostPort, units};
+use super::{Config, HostPort, units};
 use crate::{limits, topic};
 
 /// A foreign broker, and what goes to it and comes from it.
@@ -44,7 +44,8 @@ pub struct Bridge {
     /// The file whose first line is that, in place of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remote_password_file: Option<PathBuf>,
-    /// The client id of the bridge's session here. `None`: `bridge-` and the name. No client is let in with it.
+    /// The client id of the bridge's session here; in a mesh, followed by a dot and this broker's name. `None`: `bridge-` and the name. No client is
+    /// let in with either.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_clientid: Option<String>,
     /// Whether what waits on either side is forgotten when the connection ends.
@@ -110,10 +111,17 @@ impl Default for Bridge {
 }
 
 impl Bridge {
-    /// The client id of the bridge's session here.
+    /// What the client ids of the bridge's sessions begin with, at every broker that may serve it.
     #[must_use]
     pub fn local_client_id(&self) -> String {
         self.local_clientid.clone().unwrap_or_else(|| format!("bridge-{}", self.name))
+    }
+
+    /// The client id of the bridge's session at the broker of `config`. In a mesh each broker has a session of its own, of which it alone decides.
+    #[must_use]
+    pub fn client_id_at(&self, config: &Config) -> String {
+        let id = self.local_client_id();
+        if config.mesh.is_some() { format!("{id}.{}", config.name) } else { id }
     }
 }
 

@@ -385,12 +385,16 @@ fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
     if nameless && (version == ProtocolVersion::V3_1 || (version == ProtocolVersion::V3_1_1 && !connect.clean_start)) {
         return refuse(ReasonCode::ClientIdentifierNotValid, "an empty client identifier");
     }
-    if terms.reserved.contains(connect.client_id) {
+    let is_reserved = |reserved: &String| {
+        let rest = connect.client_id.strip_prefix(reserved.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    if terms.reserved.iter().any(is_reserved) {
         return refuse(ReasonCode::ClientIdentifierNotValid, "the client identifier of a bridge");
     }
     match &connect.will {
         Some(will) if topic::check_name(will.topic).is_err() => refuse(ReasonCode::TopicNameInvalid, "the will's topic"),
-        Some(will) if is_system(will.topic) && !is_own_state(will.topic, connect.client_id) => {
+        Some(will) if is_system(will.topic) && !is_own_state(will.topic, will.payload, connect.client_id) => {
             refuse(ReasonCode::NotAuthorized, "a will below $SYS")
         }
         _ => Ok(()),

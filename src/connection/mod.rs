@@ -15,7 +15,6 @@ mod packets;
 mod peer;
 mod reauthentication;
 
-use std::collections::HashSet;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -74,8 +73,8 @@ pub struct Terms {
     pub response_information: Option<String>,
     /// Server Reference for clients that are to use another server.
     pub server_reference: Option<String>,
-    /// Client ids that no client may have.
-    pub reserved: Arc<HashSet<String>>,
+    /// What no client's id may be, or begin with before a dot.
+    pub reserved: Arc<[String]>,
 }
 
 /// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can

@@ -165,7 +165,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn route(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<ReasonCode, Fault> {
         if is_system(topic) {
             let subscriber = &self.connection.subscriber;
-            if !is_own_state(topic, &subscriber.client_id) || !subscriber.may_publish(topic) {
+            if !is_own_state(topic, publish.payload, &subscriber.client_id) || !subscriber.may_publish(topic) {
                 return Ok(ReasonCode::NotAuthorized);
             }
             self.router.publish_system(&mut scratch.batch, topic, publish.payload, publish.retain, now);

@@ -18,12 +18,12 @@ pub fn is_system(topic: &str) -> bool {
     topic.strip_prefix("$SYS").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether a topic below `$SYS` is one that a client may say something at: whether it, a bridge, is connected. Mosquitto's bridges do, in the
-/// will of their CONNECT.
+/// Whether this is what a client may say below `$SYS`: whether it, a bridge, is connected, in one letter or none. Mosquitto's bridges do, in the will of
+/// their CONNECT.
 #[must_use]
-pub fn is_own_state(topic: &str, client_id: &str) -> bool {
+pub fn is_own_state(topic: &str, payload: &[u8], client_id: &str) -> bool {
     let rest = topic.strip_prefix("$SYS/broker/connection/").and_then(|rest| rest.strip_suffix("/state"));
-    rest.is_some_and(|rest| rest == client_id)
+    payload.len() <= 1 && rest.is_some_and(|rest| rest == client_id)
 }
 
 impl Router {

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::broker::{Broker, Site, wait_for};
+use crate::certificates::Authority;
 use crate::client::{Client, Connect, Publish};
 use crate::foreign::is_there;
 use crate::serve::get;
@@ -263,6 +264,7 @@ fn messages_for_mosquitto_wait_while_it_is_away() {
 #[test]
 fn killed_on_either_side_in_the_middle_qos_2_is_exact_both_ways() {
     const COUNT: usize = 1_500;
+    let mut kills_in_the_middle = 0;
     for (round, version) in ["mqttv50", "mqttv311", "mqttv50", "mqttv311"].into_iter().enumerate() {
         let (site, address) = (Site::new(), free_address());
         let topics = ["o out 2", "i in 2"];
@@ -297,6 +299,10 @@ fn killed_on_either_side_in_the_middle_qos_2_is_exact_both_ways() {
             let seed = (round as u64 * 6 + kill) * 37 % 90;
             println!("{version}: kill {kill} after {seed} ms");
             std::thread::sleep(Duration::from_millis(seed));
+            if kill == 0 {
+                let crossed = metric(&near, "messages_sent") + metric(&near, "messages_received");
+                kills_in_the_middle += usize::from(crossed < 2 * COUNT as u64);
+            }
             if kill % 2 == 0 {
                 near.kill();
                 near = site.start("near", &configuration);
@@ -312,6 +318,7 @@ fn killed_on_either_side_in_the_middle_qos_2_is_exact_both_ways() {
             client.expect_nothing();
         }
     }
+    assert!(kills_in_the_middle > 0, "none came before everything had crossed");
 }
 
 #[test]
@@ -344,6 +351,41 @@ fn nobody_else_is_the_bridge_and_both_sides_are_told_of_it() {
 }
 
 #[test]
+fn certificates_are_shown_and_looked_at_and_a_dead_address_is_passed_over() {
+    let site = Site::new();
+    let authority = Authority::new(&site.path().join("tls"));
+    let (server, client) = (authority.server(1), authority.client(2, "bridge"));
+    let tls = format!(
+        "bind = \"127.0.0.1:0\"\ntls = {{ certfile = {:?}, keyfile = {:?}, cafile = {:?}, require_certificate = true }}",
+        server.certificate,
+        server.key,
+        authority.file()
+    );
+    let far = site.start("cloud", &site.alone("cloud").replacen("bind = \"127.0.0.1:0\"", &tls, 1));
+    let mut there = |near: &str, host: &str, more: &str| {
+        let shown =
+            format!("cafile = {:?}, certfile = {:?}, keyfile = {:?}{more}", authority.file(), client.certificate, client.key);
+        let to = format!("\"127.0.0.1:{}\", \"{host}:{}\"", free_address().port(), far.address().port());
+        let text = format!("[[bridge]]\nname = \"cloud\"\naddresses = [{to}]\ntopic = [\"# out 1\"]\ntls = {{ {shown} }}\n");
+        site.start(near, &format!("{}{text}", site.alone(near)))
+    };
+    wait_for_bridge(&there("near", "localhost", ""));
+    // A name that is not in the certificate, and the same where names do not count.
+    let refused = there("wrong", "127.0.0.2", "");
+    refused.wait_for_log(&["the bridge is not connected", "127.0.0.2", "certificate"]);
+    wait_for_bridge(&there("insecure", "127.0.0.2", ", insecure = true"));
+    // Another authority's certificate is none of the two.
+    let other = Authority::new(&site.path().join("other"));
+    let text = format!(
+        "[[bridge]]\nname = \"cloud\"\naddresses = [\"{}\"]\ntopic = [\"# out 1\"]\ntls = {{ cafile = {:?}, insecure = true }}\n",
+        far.address(),
+        other.file()
+    );
+    let stranger = site.start("stranger", &format!("{}{text}", site.alone("stranger")));
+    stranger.wait_for_log(&["the bridge is not connected", "UnknownIssuer"]);
+}
+
+#[test]
 fn a_bridge_that_is_configured_no_more_leaves_no_session() {
     let (site, address) = (Site::new(), free_address());
     let sessions = |broker: &Broker| get(broker.address_of("health"), "/metrics").contains("\nmqtt_st_quic_sessions 1.0\n");
@@ -368,8 +410,19 @@ fn serving<'a>(brokers: &[&'a Broker]) -> &'a Broker {
 
 #[test]
 fn one_broker_of_a_mesh_serves_a_bridge_and_another_takes_it_over() {
+    is_served_once(false);
+}
+
+#[test]
+fn one_broker_of_a_mesh_serves_a_bridge_to_mosquitto() {
+    if has_mosquitto() {
+        is_served_once(true);
+    }
+}
+
+fn is_served_once(is_mosquitto: bool) {
     let (site, address) = (Site::new(), free_address());
-    let _far = start_at(&site, "cloud", address, "");
+    let _far = Foreign::start(&site, is_mosquitto, address);
     site.certify("m", "a", &[]);
     site.certify("m", "b", &[]);
     let mesh = |name: &str, peers: &[SocketAddr]| {
