@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use crate::ids::BrokerId;
 use crate::shared::register::BridgeClaim;
 
-/// A broker that was just started first hears who is there.
-const START: Duration = Duration::from_secs(2);
+/// That nobody serves the bridge must be so for this long: who was just started, here or there, is heard first.
+const SETTLE: Duration = Duration::from_secs(3);
 
 /// What this broker is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +51,17 @@ impl Other {
 pub(super) struct Election {
     own: BrokerId,
     takeover_after: Duration,
-    started_at: Instant,
     /// What others are told.
     pub(super) claim: BridgeClaim,
     /// Since when nobody serves it because who did cannot be reached.
     orphaned_at: Option<Instant>,
+    /// Since when nobody serves it, and nobody is missed.
+    vacant_at: Option<Instant>,
 }
 
 impl Election {
-    pub(super) fn new(own: BrokerId, claim: BridgeClaim, takeover_after: Duration, now: Instant) -> Self {
-        Self { own, takeover_after, started_at: now, claim, orphaned_at: None }
+    pub(super) fn new(own: BrokerId, claim: BridgeClaim, takeover_after: Duration) -> Self {
+        Self { own, takeover_after, claim, orphaned_at: None, vacant_at: None }
     }
 
     /// What is to be done now. `unix_ms` is the time by the clock, milliseconds.
@@ -85,7 +86,7 @@ impl Election {
         let (own, since_ms) = (self.own, self.claim.since_ms);
         let is_before = |other: &Other| (other.claim.since_ms, other.id) < (since_ms, own);
         if reachable().any(|other| other.serves() && (since_ms == 0 || is_before(other))) {
-            self.orphaned_at = None;
+            (self.orphaned_at, self.vacant_at) = (None, None);
             return Turn::Yield;
         }
         if since_ms > 0 {
@@ -97,8 +98,10 @@ impl Election {
         let waited = |since: Instant| now.saturating_duration_since(since);
         if !is_orphaned {
             self.orphaned_at = None;
-            return if is_next && waited(self.started_at) >= START { Turn::Serve } else { Turn::Wait };
+            let vacant_at = *self.vacant_at.get_or_insert(now);
+            return if is_next && waited(vacant_at) >= SETTLE { Turn::Serve } else { Turn::Wait };
         }
+        self.vacant_at = None;
         let orphaned_at = *self.orphaned_at.get_or_insert(now);
         match is_next {
             true if waited(orphaned_at) >= self.takeover_after => Turn::Serve,
@@ -132,7 +135,7 @@ mod tests {
             let start = clock::now();
             let one = |(index, priority): (usize, &u16)| {
                 let claim = BridgeClaim { priority: *priority, ..BridgeClaim::default() };
-                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE, start), turn: Turn::Wait }
+                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE), turn: Turn::Wait }
             };
             Self { brokers: priorities.iter().enumerate().map(one).collect(), start, now_s: 0 }
         }
@@ -144,8 +147,7 @@ mod tests {
         fn restart(&mut self, index: usize) {
             let BridgeClaim { priority, has_session, .. } = self.brokers[index].election.claim;
             let claim = BridgeClaim { priority, since_ms: 0, has_session };
-            self.brokers[index] =
-                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE, self.now()), turn: Turn::Wait };
+            self.brokers[index] = One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE), turn: Turn::Wait };
         }
 
         /// Lets `seconds` go by; brokers of different parts do not reach each other, and who is in none is down.
@@ -179,34 +181,46 @@ mod tests {
     fn the_lowest_begins_and_whoever_serves_goes_on() {
         let mut mesh = Mesh::new(&[100, 50, 100]);
         assert_eq!(mesh.pass(1, &[&[0, 1, 2]]), [Wait, Wait, Wait]);
-        assert_eq!(mesh.pass(3, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
+        assert_eq!(mesh.pass(4, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
         // A better one that comes later changes nothing.
         let mut mesh = Mesh::new(&[100, 50]);
-        assert_eq!(mesh.pass(5, &[&[0]]), [Serve, Wait]);
+        assert_eq!(mesh.pass(6, &[&[0]]), [Serve, Wait]);
         mesh.restart(1);
-        assert_eq!(mesh.pass(5, &[&[0, 1]]), [Serve, Yield]);
+        assert_eq!(mesh.pass(6, &[&[0, 1]]), [Serve, Yield]);
     }
 
     #[test]
     fn who_comes_back_in_time_goes_on_and_who_comes_later_yields() {
         let mut mesh = Mesh::new(&[100, 50, 100]);
-        mesh.pass(5, &[&[0, 1, 2]]);
+        mesh.pass(6, &[&[0, 1, 2]]);
         assert_eq!(mesh.pass(20, &[&[0, 2]]), [Gather, Serve, Wait]);
         mesh.restart(1);
-        assert_eq!(mesh.pass(5, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
+        assert_eq!(mesh.pass(6, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
 
         assert_eq!(mesh.pass(40, &[&[0, 2]]), [Serve, Serve, Yield]);
         mesh.restart(1);
-        assert_eq!(mesh.pass(5, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+        assert_eq!(mesh.pass(6, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
         // Whoever still has the session of the last that served comes before a better one.
         mesh.restart(0);
-        assert_eq!(mesh.pass(5, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+        assert_eq!(mesh.pass(6, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+    }
+
+    #[test]
+    fn of_who_was_just_started_it_is_not_known_at_once_what_it_has() {
+        let mut mesh = Mesh::new(&[100, 50]);
+        mesh.pass(6, &[&[0, 1]]);
+        assert_eq!(mesh.pass(6, &[&[0]]), [Gather, Serve]);
+        mesh.restart(1);
+        // For a moment its new life has said nothing of the bridge.
+        let now = mesh.now();
+        assert_eq!(mesh.brokers[0].election.decide(&[], 1, now), Wait);
+        assert_eq!(mesh.pass(6, &[&[0, 1]]), [Yield, Serve]);
     }
 
     #[test]
     fn parts_serve_both_and_one_of_them_when_they_meet() {
         let mut mesh = Mesh::new(&[100, 100, 100]);
-        mesh.pass(5, &[&[0, 1, 2]]);
+        mesh.pass(6, &[&[0, 1, 2]]);
         assert_eq!(mesh.pass(25, &[&[0], &[1, 2]]), [Serve, Gather, Wait]);
         assert_eq!(mesh.pass(10, &[&[0], &[1, 2]]), [Serve, Serve, Yield]);
         assert_eq!(mesh.pass(2, &[&[0, 1, 2]]), [Serve, Yield, Yield]);

@@ -103,7 +103,7 @@ impl Bridges {
             all.push(Running { turn: Arc::clone(&turn), status: Arc::clone(&bridge.status) });
             if let Some((reachable, registers)) = mesh {
                 let claim = BridgeClaim { priority: one.priority, since_ms: 0, has_session: bridge.local.is_there() };
-                let election = Election::new(registers.own_id(), claim, one.takeover_after, clock::now());
+                let election = Election::new(registers.own_id(), claim, one.takeover_after);
                 let candidate = Candidate {
                     name: one.name.clone(),
                     election,

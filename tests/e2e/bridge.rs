@@ -356,7 +356,7 @@ fn certificates_are_shown_and_looked_at_and_a_dead_address_is_passed_over() {
     let authority = Authority::new(&site.path().join("tls"));
     let (server, client) = (authority.server(1), authority.client(2, "bridge"));
     let tls = format!(
-        "bind = \"127.0.0.1:0\"\ntls = {{ certfile = {:?}, keyfile = {:?}, cafile = {:?}, require_certificate = true }}",
+        "bind = \"0.0.0.0:0\"\ntls = {{ certfile = {:?}, keyfile = {:?}, cafile = {:?}, require_certificate = true }}",
         server.certificate,
         server.key,
         authority.file()
@@ -377,8 +377,8 @@ fn certificates_are_shown_and_looked_at_and_a_dead_address_is_passed_over() {
     // Another authority's certificate is none of the two.
     let other = Authority::new(&site.path().join("other"));
     let text = format!(
-        "[[bridge]]\nname = \"cloud\"\naddresses = [\"{}\"]\ntopic = [\"# out 1\"]\ntls = {{ cafile = {:?}, insecure = true }}\n",
-        far.address(),
+        "[[bridge]]\nname = \"cloud\"\naddresses = [\"127.0.0.1:{}\"]\ntopic = [\"# out 1\"]\ntls = {{ cafile = {:?}, insecure = true }}\n",
+        far.address().port(),
         other.file()
     );
     let stranger = site.start("stranger", &format!("{}{text}", site.alone("stranger")));
@@ -391,6 +391,11 @@ fn a_bridge_that_is_configured_no_more_leaves_no_session() {
     let sessions = |broker: &Broker| get(broker.address_of("health"), "/metrics").contains("\nmqtt_st_quic_sessions 1.0\n");
     let near = site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &["# out 1"], "")));
     wait_for("the bridge's session", || sessions(&near).then_some(()));
+    // A client that is acknowledged waits for the disk, and what came before is there by then.
+    let mut client = Client::connect(&near, &Connect::new(5).id("durable").resume(3_600));
+    client.subscribe(&[("x", 1)]);
+    client.disconnect_with(0, &[four(property::SESSION_EXPIRY, 0)]);
+    wait_for("one session", || sessions(&near).then_some(()));
     near.kill();
     let near = site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &["a out 1"], "")));
     assert!(sessions(&near));
