@@ -382,7 +382,7 @@ fn certificates_are_shown_and_looked_at_and_a_dead_address_is_passed_over() {
         other.file()
     );
     let stranger = site.start("stranger", &format!("{}{text}", site.alone("stranger")));
-    stranger.wait_for_log(&["the bridge is not connected", "UnknownIssuer"]);
+    stranger.wait_for_log(&["the bridge is not connected", "invalid peer certificate"]);
 }
 
 #[test]
