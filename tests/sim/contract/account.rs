@@ -14,6 +14,14 @@ pub(super) const TOPICS: usize = 6;
 /// The digits of a message's number, with which its payload begins.
 pub(super) const NUMBER_BYTES: usize = 8;
 
+/// The name of the share group of a filter, if it has one, and the rest.
+fn split(filter: &str) -> (Option<&str>, &str) {
+    match filter.strip_prefix("$share/").and_then(|rest| rest.split_once('/')) {
+        Some((group, rest)) => (Some(group), rest),
+        None => (None, filter),
+    }
+}
+
 pub(super) fn topic_name(topic: usize) -> String {
     format!("topic/{topic}")
 }
@@ -37,6 +45,8 @@ pub(super) struct Message {
     pub(super) is_refused: bool,
     /// It was sent again.
     pub(super) is_resent: bool,
+    /// Its broker did not know what all others want: it could pick nobody of a share group.
+    pub(super) is_blind: bool,
     /// Its broker has crashed before it was acknowledged.
     pub(super) is_forgotten: bool,
     /// Its broker lost it: what others have of it they may have or not.
@@ -54,6 +64,8 @@ impl Message {
 /// A subscription of a client.
 #[derive(Clone, Debug)]
 struct Subscription {
+    by: usize,
+    /// Without the name of its share group.
     filter: String,
     qos: QoS,
     /// Since then it is known wherever anybody publishes.
@@ -72,7 +84,7 @@ struct Past {
     losses: u32,
 }
 
-/// What one client was given.
+/// What one client was given, or one share group, whichever of its members it was.
 #[derive(Default)]
 struct Inbox {
     subscriptions: Vec<Subscription>,
@@ -90,7 +102,13 @@ struct Inbox {
 #[derive(Default)]
 pub(super) struct Account {
     pub(super) messages: Vec<Message>,
+    /// Of the clients, then of the groups.
     inboxes: Vec<Inbox>,
+    /// Inboxes of groups, by their names.
+    groups: BTreeMap<String, usize>,
+    /// Who is a member of a group, with its inbox. It has no other subscriptions.
+    members: BTreeMap<usize, usize>,
+    clients: usize,
     /// Copies that were second ones and may be.
     pub(super) repeated: u64,
 }
@@ -119,31 +137,53 @@ impl Inbox {
 
 impl Account {
     pub(super) fn new(clients: usize) -> Self {
-        Self { inboxes: (0..clients).map(|_| Inbox::default()).collect(), ..Self::default() }
+        Self { inboxes: (0..clients).map(|_| Inbox::default()).collect(), clients, ..Self::default() }
+    }
+
+    /// Where what the client is given is written down.
+    fn place(&self, client: usize) -> usize {
+        self.members.get(&client).copied().unwrap_or(client)
+    }
+
+    fn inbox(&mut self, client: usize) -> &mut Inbox {
+        let place = self.place(client);
+        &mut self.inboxes[place]
     }
 
     /// The client asks for what the filter matches.
     pub(super) fn subscribes(&mut self, client: usize, filter: &str, qos: QoS) {
         self.unsubscribes(client, filter);
-        let new = Subscription { filter: filter.to_owned(), qos, from: None, is_made: false, is_over: false };
-        self.inboxes[client].subscriptions.push(new);
+        if let (Some(group), _) = split(filter) {
+            let next = self.inboxes.len();
+            let place = *self.groups.entry(group.to_owned()).or_insert(next);
+            self.inboxes.resize_with(next.max(place + 1), Inbox::default);
+            self.members.insert(client, place);
+        }
+        let filter = split(filter).1.to_owned();
+        self.inbox(client).subscriptions.push(Subscription { by: client, filter, qos, from: None, is_made: false, is_over: false });
     }
 
     /// It was told that it gets that, and since `from` that is known everywhere.
     pub(super) fn subscribed(&mut self, client: usize, filter: &str, from: Option<Instant>) {
-        for one in self.inboxes[client].subscriptions.iter_mut().filter(|one| one.filter == filter && !one.is_over) {
+        for one in self.of(client, filter).filter(|one| !one.is_over) {
             (one.is_made, one.from) = (true, from);
         }
     }
 
     pub(super) fn unsubscribes(&mut self, client: usize, filter: &str) {
-        let mine = self.inboxes[client].subscriptions.iter_mut();
-        mine.filter(|one| one.filter == filter).for_each(|one| one.is_over = true);
+        self.of(client, filter).for_each(|one| one.is_over = true);
+    }
+
+    fn of(&mut self, client: usize, filter: &str) -> impl Iterator<Item = &mut Subscription> {
+        let filter = split(filter).1.to_owned();
+        let all = self.inbox(client).subscriptions.iter_mut();
+        all.filter(move |one| one.by == client && one.filter == filter)
     }
 
     /// The client's session is over, and all that waited in it.
     pub(super) fn forgets(&mut self, client: usize) {
-        self.inboxes[client].subscriptions.iter_mut().for_each(|one| one.is_over = true);
+        let all = self.inbox(client).subscriptions.iter_mut();
+        all.filter(|one| one.by == client).for_each(|one| one.is_over = true);
     }
 
     /// By now everybody knows of every subscription.
@@ -157,6 +197,12 @@ impl Account {
         self.messages.iter_mut().filter(|message| message.broker == broker).for_each(|message| message.is_orphan = true);
     }
 
+    /// What comes of the client now comes to a broker that does not know what all others want.
+    pub(super) fn is_not_seen_by_all(&mut self, client: usize) {
+        let unanswered = self.messages.iter_mut().filter(|message| message.by == client && !message.is_taken);
+        unanswered.for_each(|message| message.is_blind = true);
+    }
+
     /// A broker has crashed: what it had not acknowledged it may not know any more.
     pub(super) fn forgets_of(&mut self, broker: usize) {
         let unanswered = self.messages.iter_mut().filter(|message| message.broker == broker && !message.is_taken);
@@ -165,21 +211,25 @@ impl Account {
 
     /// The client's broker has crashed, and the session is lost with it or not.
     pub(super) fn crashes(&mut self, client: usize, is_lost: bool) {
-        let present = &mut self.inboxes[client].present;
+        let present = &mut self.inbox(client).present;
         present.crashes += 1;
         present.losses += u32::from(is_lost);
     }
 
     /// The client has a new connection.
     pub(super) fn connects(&mut self, client: usize) {
-        let inbox = &mut self.inboxes[client];
+        let inbox = self.inbox(client);
         inbox.past = inbox.present;
     }
 
     /// A client gets a message.
     pub(super) fn receives(&mut self, client: usize, number: usize, qos: QoS, is_dup: bool) {
-        let message = self.messages[number];
-        let inbox = &mut self.inboxes[client];
+        let (message, place) = (self.messages[number], self.place(client));
+        let inbox = &mut self.inboxes[place];
+        // What one member had another may get, when its broker has crashed: connections of the one say nothing of the other.
+        let has_crashed = |before: Past, inbox: &Inbox| {
+            before.crashes < inbox.past.crashes || (place >= self.clients && inbox.present.crashes > 0)
+        };
         let name = topic_name(message.topic);
         let asked = inbox.subscriptions.iter().any(|one| topic::matches(&one.filter, &name));
         assert!(asked, "client {client} gets message {number}, for which it never asked");
@@ -194,8 +244,8 @@ impl Account {
         let may_repeat = match qos {
             QoS::AtMostOnce => is_published_twice || is_begun_anew,
             // What goes with QoS 0 or 1 goes before it is safe: a broker that has crashed does not know it.
-            QoS::AtLeastOnce => is_dup || is_published_twice || before.crashes < inbox.past.crashes,
-            QoS::ExactlyOnce => is_begun_anew || (before_qos < qos && before.crashes < inbox.past.crashes),
+            QoS::AtLeastOnce => is_dup || is_published_twice || has_crashed(before, inbox),
+            QoS::ExactlyOnce => is_begun_anew || (before_qos < qos && has_crashed(before, inbox)),
         };
         assert!(may_repeat, "client {client} gets message {number} twice, with {qos:?} and DUP {is_dup}: {message:?}");
         self.repeated += 1;
@@ -203,7 +253,7 @@ impl Account {
 
     /// Every publisher's messages of one topic and QoS class came in order. `is_lossy`: first copies may be lost.
     pub(super) fn check_order(&self, is_lossy: bool) {
-        for (client, inbox) in self.inboxes.iter().enumerate() {
+        for (client, inbox) in self.inboxes.iter().take(self.clients).enumerate() {
             let mut last = BTreeMap::new();
             for &(number, granted, losses) in &inbox.order {
                 let message = self.messages[number];
@@ -228,7 +278,7 @@ impl Account {
         let mut verdict = Verdict::default();
         for (client, inbox) in self.inboxes.iter().enumerate() {
             for (number, message) in self.messages.iter().enumerate() {
-                let Some(qos) = inbox.granted(message) else { continue };
+                let Some(qos) = inbox.granted(message).filter(|_| client < self.clients || !message.is_blind) else { continue };
                 let got = inbox.got.contains_key(&number);
                 if qos == QoS::AtMostOnce {
                     let is_owed = message.at >= calm && (message.qos == QoS::AtMostOnce || message.is_taken);

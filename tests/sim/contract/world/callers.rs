@@ -7,7 +7,9 @@ impl World {
         let client = &self.clients[number];
         let Some(connection) = client.connection.filter(|_| client.is_up()) else { return };
         let mut out = Vec::new();
+        let is_member = self.group_of(number).is_some();
         match self.rng.random_range(0..100) {
+            76..89 if is_member => self.publish(number, &mut out),
             0..76 => self.publish(number, &mut out),
             76..84 => {
                 let (filter, qos) = (self.any_filter(), self.any_qos());
@@ -30,6 +32,12 @@ impl World {
         if !out.is_empty() {
             self.to_broker(connection, out);
         }
+    }
+
+    /// The filter of the share group of which the client is a member.
+    fn group_of(&self, number: usize) -> Option<&'static str> {
+        let is_member = self.plan.shares && !self.clients[number].is_passing && number % 5 < 3;
+        is_member.then(|| ["$share/red/#", "$share/blue/topic/2", "$share/red/#"][number % 5])
     }
 
     pub(super) fn any_qos(&mut self) -> QoS {
@@ -61,6 +69,7 @@ impl World {
                 is_taken: false,
                 is_refused: false,
                 is_resent: false,
+                is_blind: false,
                 is_forgotten: false,
                 is_orphan: false,
             };
@@ -142,6 +151,10 @@ impl World {
         let (Some(number), now) = (self.server(connection), self.now) else { return };
         let broker = self.brokers[number].as_mut().unwrap();
         let Some(service) = broker.services.get_mut(&connection) else { return };
+        let members = broker.registers.members();
+        if members.len() + 1 < self.claims.len() || members.iter().any(|(_, is_known)| !is_known) {
+            self.account.is_not_seen_by_all(service.client);
+        }
         let says_goodbye = service.read(&broker.router, &mut broker.batch, bytes, now);
         if says_goodbye {
             self.close(connection, Farewell::Normal);
@@ -216,7 +229,10 @@ impl World {
             say!(self, "client {number} is connected");
             self.bereft.remove(&number);
             if !self.clients[number].has_wishes() {
-                let (filter, qos) = (self.any_filter(), self.any_qos());
+                let (filter, qos) = match self.group_of(number) {
+                    Some(filter) => (filter.to_owned(), QoS::ExactlyOnce),
+                    None => (self.any_filter(), self.any_qos()),
+                };
                 self.clients[number].subscribe(&filter, qos, &mut self.account, &mut out);
                 say!(self, "client {number} asks for {filter} with {qos:?} first");
             }

@@ -142,7 +142,9 @@ impl World {
         let log = |other: usize| Some((self.claims[other].id, self.brokers[other].as_ref()?.replication.log()));
         let records: Vec<_> = heard.into_iter().filter_map(log).collect();
         let mut out = Vec::new();
+        let costs = self.costs(number);
         let Some(broker) = self.alive(number, life) else { return };
+        broker.replication.interest().set_costs(costs);
         broker.replication.trim(now);
         let mut local = Local { delivery: &mut broker.delivery, now };
         broker.replication.repeat_pulls(PATIENCE, now, &mut local);
@@ -157,6 +159,26 @@ impl World {
         }
         self.say_all(number, out);
         self.at(now + PULL_REPEAT, Event::Tick { broker: number, life });
+    }
+
+    /// Links on the shortest ways to others.
+    fn costs(&self, number: usize) -> BTreeMap<BrokerId, u32> {
+        let (mut costs, mut rank) = (BTreeMap::from([(number, 0)]), vec![number]);
+        while !rank.is_empty() {
+            let mut next = Vec::new();
+            for one in rank {
+                for link in self.links.iter().filter(|link| link.generation.is_some() && link.ends.contains(&one)) {
+                    let other = if link.ends[0] == one { link.ends[1] } else { link.ends[0] };
+                    let cost = costs[&one] + 1;
+                    if !costs.contains_key(&other) {
+                        costs.insert(other, cost);
+                        next.push(other);
+                    }
+                }
+            }
+            rank = next;
+        }
+        costs.into_iter().filter(|(other, _)| *other != number).map(|(other, cost)| (self.claims[other].id, cost)).collect()
     }
 
     /// Other brokers whose records come here.

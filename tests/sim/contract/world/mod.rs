@@ -75,6 +75,8 @@ pub(super) struct Plan {
     pub(super) ring_blocks: usize,
     pub(super) ring_bytes: usize,
     pub(super) ring_age: Duration,
+    /// Some clients are members of share groups.
+    pub(super) shares: bool,
     /// Bytes that a lane takes in a second.
     pub(super) lane_rate: u64,
     /// Bytes of a lane that may be on their way.
