@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mqtt_st_quic::clock;
-use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
+use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, MessageId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
 use mqtt_st_quic::replication::{Deliver, LaneReceiver, MeshMessage, Port, Replication, ReplicationConfig};
 
 const PARENT: BrokerId = BrokerId(2);
@@ -36,7 +36,7 @@ pub(crate) fn replication(origin: BrokerId) -> Arc<Replication> {
 pub(crate) struct Count(pub(crate) u64);
 
 impl Deliver for Count {
-    fn deliver(&mut self, _: &MeshMessage<'_>) {
+    fn deliver(&mut self, _: &MeshMessage<'_>, _: MessageId) {
         self.0 += 1;
     }
 

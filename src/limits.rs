@@ -245,6 +245,21 @@ pub const LETTERS_BYTES_MAX: usize = 1024 * 1024;
 /// Letters that wait to be read by this broker, bytes.
 pub const POST_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+// Sessions that go from broker to broker.
+
+/// Part of a session in one letter, bytes.
+pub const HANDOVER_PAGE_BYTES: usize = 32 * 1024;
+/// Parts of one session that are on their way at once.
+pub const HANDOVER_PAGES_AT_ONCE: usize = 4;
+/// One session, bytes; one that is larger stays where it is.
+pub const HANDOVER_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// Sessions that come to one broker at once; others wait for their turn.
+pub const HANDOVERS_MAX: usize = 256;
+/// Of these so many whose content is large.
+pub const HANDOVERS_LARGE_MAX: usize = 8;
+/// Clients that wait for their turn.
+pub const HANDOVERS_WAITING_MAX: usize = 20_000;
+
 // Registers.
 
 /// Who was not heard of for so long is no member of the mesh any more.
@@ -275,6 +290,7 @@ pub const REGISTER_TELL_BYTES: usize = 32 * 1024;
 /// Filters of one broker that are told one by one; with more of them it wants every topic.
 pub const REGISTER_FILTERS_MAX: usize = 1_000_000;
 
+const _: () = assert!(HANDOVER_PAGE_BYTES + 64 < LETTER_BYTES_MAX && HANDOVER_PAGES_AT_ONCE * LETTER_BYTES_MAX < LETTERS_BYTES_MAX);
 const _: () = assert!(2 * LETTER_BYTES_MAX < LETTERS_BYTES_MAX && LETTERS_BYTES_MAX < POST_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES + 64 * 1024 + 128 < REGISTER_DELTA_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX);

@@ -187,6 +187,18 @@ pub struct Metrics {
     pub sessions: Gauge,
     /// Sessions that ended because their expiry was over.
     pub sessions_expired: Counter,
+    /// Sessions that came from other brokers with their clients.
+    pub sessions_fetched: Counter,
+    /// Times that a client was refused because its session could not be fetched.
+    pub sessions_not_fetched: Counter,
+    /// Times that a client's session was begun anew because the broker that has it could not be reached.
+    pub sessions_unreachable: Counter,
+    /// Times that a session stayed here because the broker to which it was to go did not take it.
+    pub sessions_stayed: Counter,
+    /// Sessions given up because their clients have newer ones elsewhere.
+    pub sessions_yielded: Counter,
+    /// Messages of QoS 1 and 2 that waited in these.
+    pub dropped_yielded: Counter,
     /// Subscriptions of all sessions.
     pub subscriptions: Gauge,
     /// Shared ones among them.
@@ -277,6 +289,7 @@ impl Metrics {
             dropped("expired", &self.dropped_expired),
             dropped("not_allowed", &self.dropped_denied),
             dropped("not_shared", &self.dropped_unshared),
+            dropped("session_elsewhere", &self.dropped_yielded),
             counter(
                 "publishes_denied",
                 "Messages and wills of clients that may not publish to their topics",
@@ -304,6 +317,23 @@ impl Metrics {
             gauge("handshakes", "Connections of which no whole CONNECT is there yet", &self.handshakes),
             gauge("sessions", "Sessions kept, connected or not", &self.sessions),
             counter("sessions_expired", "Sessions that ended because their expiry was over", &self.sessions_expired),
+            counter("sessions_fetched", "Sessions that came from other brokers with their clients", &self.sessions_fetched),
+            counter(
+                "sessions_not_fetched",
+                "Clients refused because their session could not be fetched from its broker",
+                &self.sessions_not_fetched,
+            ),
+            counter(
+                "sessions_unreachable",
+                "Sessions begun anew because the broker that has the client's could not be reached",
+                &self.sessions_unreachable,
+            ),
+            counter("sessions_stayed", "Sessions that another broker asked for and did not take", &self.sessions_stayed),
+            counter(
+                "sessions_yielded",
+                "Sessions given up because their clients have newer ones elsewhere",
+                &self.sessions_yielded,
+            ),
             gauge("subscriptions", "Subscriptions of all sessions", &self.subscriptions),
             gauge("shared_subscriptions", "Shared subscriptions of all sessions", &self.shared_subscriptions),
             counter("shares_picked", "Messages of share groups that were given to members at another broker", &self.shares_picked),

@@ -6,6 +6,7 @@
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,8 +18,8 @@ use crate::admin::{self, AdminError, Pending, Readiness, View};
 use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
-use crate::connection::{Logins, Meter, Rates, Terms};
-use crate::ids::{BrokerId, LogId, OriginLane};
+use crate::connection::{self, Logins, Meter, Rates, Terms};
+use crate::ids::{BrokerId, LogId, MessageId, OriginLane};
 use crate::interest::{Echoes, Interest, Mode, Rules};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
@@ -175,6 +176,7 @@ impl Server {
             Registers::new(own, mesh.member_timeout, limits::REGISTER_FILTERS_MAX)
         });
         registers.iter().for_each(|registers| router.join_registers(Arc::clone(registers)));
+        let post = Arc::<Post>::default();
         let (store, log) = match (opened, journal) {
             (Some(opened), Some(journal)) => {
                 let (store, log) = restore(&router, &policies, opened.start(journal)?);
@@ -191,7 +193,7 @@ impl Server {
         let mqtt = bound.iter().map(|bound| bound.address().clone()).collect();
         let doors = bound.iter().map(listener::Listener::door).collect();
         let mesh = match config.mesh.as_ref().zip(registers) {
-            Some((mesh, registers)) => Some(start_mesh(config, mesh, credentials, &router, registers, log)?),
+            Some((mesh, registers)) => Some(start_mesh(config, mesh, credentials, &router, (registers, &post), log)?),
             None => {
                 forget_log(&router, &log);
                 None
@@ -227,6 +229,7 @@ impl Server {
         let memory = memory_limit.map(|limit| task::spawn("memory", memory::watch(Arc::clone(&router), limit)));
         let mut sys = Vec::new();
         if let Some(mesh) = &parts.mesh {
+            sys.push(task::spawn("moves", move_sessions(Arc::clone(&router), post)));
             sys.push(task::spawn("sys", sys::run(Arc::clone(&router), mesh.watcher())));
         }
         if config.sys_interval > 0 {
@@ -552,7 +555,7 @@ fn start_mesh(
     mesh: &Mesh,
     credentials: Option<Credentials>,
     router: &Arc<Router>,
-    registers: Arc<Registers>,
+    (registers, post): (Arc<Registers>, &Arc<Post>),
     log: RestoredLog,
 ) -> Result<MeshHandle, StartError> {
     let credentials = credentials.map_or_else(|| Credentials::load(mesh), Ok)?;
@@ -590,9 +593,9 @@ fn start_mesh(
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
     let (retained, subscribed) = (Arc::clone(router) as Arc<dyn RetainedCopies>, Arc::clone(router) as Arc<dyn Subscribed>);
-    let post = Arc::<Post>::default();
-    let handle = mesh::start(setup, Arc::clone(&replication), registers, post, deliver, retained, subscribed)?;
+    let handle = mesh::start(setup, Arc::clone(&replication), registers, Arc::clone(post), deliver, retained, subscribed)?;
     router.join_mesh(replication);
+    router.join_post(Arc::clone(post));
     Ok(handle)
 }
 
@@ -631,12 +634,12 @@ impl Follow for Roster {
 struct Clocked(LinkDelivery);
 
 impl Deliver for Clocked {
-    fn deliver(&mut self, message: &MeshMessage<'_>) {
-        self.0.deliver(message, clock::now());
+    fn deliver(&mut self, message: &MeshMessage<'_>, id: MessageId) {
+        self.0.deliver(message, id, clock::now());
     }
 
-    fn catch_up(&mut self, message: &MeshMessage<'_>) {
-        self.0.catch_up(message, clock::now());
+    fn catch_up(&mut self, message: &MeshMessage<'_>, id: MessageId) {
+        self.0.catch_up(message, id, clock::now());
     }
 
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
@@ -692,6 +695,27 @@ async fn run_timer(router: Arc<Router>) {
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
         sleep_until_due(&router, now + SWEEP_INTERVAL).await;
+    }
+}
+
+/// Fetches sessions from other brokers, hands them over to these, and gives up those that others claim.
+async fn move_sessions(router: Arc<Router>, post: Arc<Post>) {
+    let mut batch = Batch::default();
+    let mut pause = Duration::ZERO;
+    loop {
+        let news = poll_fn(|cx| match post.poll_received(cx).is_ready() || router.poll_claims(cx).is_ready() {
+            true => Poll::Ready(()),
+            false => router.poll_fetches(cx),
+        });
+        // That the time is over is as good as news.
+        let _ = tokio::time::timeout(pause, news).await;
+        let first = post.receive();
+        if let Some(client) = first.as_ref().and_then(Router::client_asked_for) {
+            connection::await_predecessor(client, &router).await;
+        }
+        let now = clock::now();
+        pause = router.drive_moves(&mut batch, first, now);
+        router.finish(&mut batch, now);
     }
 }
 

@@ -12,7 +12,7 @@ use mqtt_st_quic::codec::QoS;
 use mqtt_st_quic::frame::bulk;
 use mqtt_st_quic::frame::control::ControlFrame;
 use mqtt_st_quic::frame::lane::put_open;
-use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
+use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, MessageId, OpenMark, OpenNumber, PortId, RootClaim, TreeId};
 use mqtt_st_quic::replication::{Deliver, LaneReceiver, MeshMessage, Port, Replication, ReplicationConfig};
 
 struct Inbox {
@@ -21,7 +21,7 @@ struct Inbox {
 }
 
 impl Deliver for Inbox {
-    fn deliver(&mut self, message: &MeshMessage<'_>) {
+    fn deliver(&mut self, message: &MeshMessage<'_>, _: MessageId) {
         assert!(!message.topic.is_empty() && !message.topic.contains(['+', '#', '\0']));
         assert_eq!(message.qos == QoS::AtMostOnce, self.qos_0);
         self.got += 1;

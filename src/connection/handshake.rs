@@ -1,6 +1,7 @@
 //! The first packet of a connection: CONNECT, and what it is answered (MQTT 5.0 sections 3.1, 3.2); between the two, what an Authentication
 //! Method has to say (section 4.12).
 
+use std::future::poll_fn;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::limits::{
     CONNECT_BYTES_MAX, CONNECT_BYTES_MAX_TIGHT, FORWARDED_PROPERTIES_BYTES_MAX, PACED_READ_BYTES_LEAST, RECEIVE_MAXIMUM,
 };
 use crate::pressure::Level;
-use crate::router::{ConnectRequest, Connection, Router, TooManySessions, is_own_state, is_system};
+use crate::router::{ConnectRequest, Connection, NoSession, Router, Verdict, is_own_state, is_system};
 use crate::session::{Connected, SessionExpiry, StoredMessage, Will};
 use crate::topic;
 
@@ -117,6 +118,7 @@ where
     let proven = guest.authenticate(&policy).await;
     let proven = proven.inspect_err(|_| router.metrics().logins_refused.add(1))?;
     let pipelined = guest.rest;
+    fetch(&connect, &policy, &proven, router).await?;
     await_predecessor(connect.client_id, router).await;
     let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
     // The rules may have changed while the password was looked at, and those who were in by then have been judged.
@@ -131,9 +133,24 @@ where
     Ok(accepted)
 }
 
+/// Waits for the client's session where another broker has it.
+async fn fetch(connect: &Connect<'_>, policy: &Policy, proven: &Proven, router: &Router) -> Result<(), Refused> {
+    let access = Some(policy.admit(&proven.identity));
+    let Some(fetch) = router.fetch_session(connect.client_id, connect.clean_start, access, clock::now()) else { return Ok(()) };
+    match poll_fn(|context| fetch.poll(context)).await {
+        Verdict::Proceed => Ok(()),
+        Verdict::Refused => Err(on_its_way(connect.version)),
+    }
+}
+
+fn on_its_way(version: ProtocolVersion) -> Refused {
+    let why = "its session is at another broker and could not be fetched";
+    Refused::Unacceptable { version, reason: ReasonCode::ServerUnavailable, why }
+}
+
 /// Lets the client's older connection, if there is one, be served first: what the client sent there before it came here is to be heard before it, be
 /// it a good-bye.
-async fn await_predecessor(client_id: &str, router: &Router) {
+pub async fn await_predecessor(client_id: &str, router: &Router) {
     for _ in 0..PREDECESSOR_TURNS {
         if !router.is_connected(client_id) {
             return;
@@ -355,10 +372,9 @@ fn open(
         barrier.raise(batch.writes().take_number());
         connection
     })
-    .map_err(|TooManySessions| Refused::Unacceptable {
-        version,
-        reason: ReasonCode::QuotaExceeded,
-        why: "too many sessions",
+    .map_err(|why| match why {
+        NoSession::TooMany => Refused::Unacceptable { version, reason: ReasonCode::QuotaExceeded, why: "too many sessions" },
+        NoSession::OnItsWay => on_its_way(version),
     })?;
     Ok(Accepted {
         connection,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::io::Scratch;
@@ -11,7 +12,7 @@ use crate::codec::{
 };
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM};
 use crate::router::{Farewell, Ingress, Routed, Subscribe, is_own_state, is_system};
-use crate::session::{Message, SessionExpiry, SubscriptionOptions};
+use crate::session::{Message, SessionExpiry, State, SubscriptionOptions};
 use crate::topic::{self, TopicError};
 
 /// Topic aliases that the client has set on this connection [MQTT-3.3.2-7]. Empty, it owns no memory.
@@ -70,13 +71,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         match packet {
             Packet::Publish(publish) => self.publish(publish, scratch, now),
             Packet::PubAck(ack) => {
-                let known = self.connection.subscriber.lock().puback(ack.packet_id);
+                let known = self.session()?.puback(ack.packet_id);
                 known.map_err(Fault::from)
             }
             Packet::PubRec(ack) => self.pubrec(ack, scratch),
             Packet::PubRel(ack) => self.pubrel(ack, scratch),
             Packet::PubComp(ack) => {
-                let known = self.connection.subscriber.lock().pubcomp(ack.packet_id);
+                let known = self.session()?.pubcomp(ack.packet_id);
                 known.map_err(Fault::from)
             }
             Packet::Subscribe(subscribe) => self.subscribe(subscribe, scratch),
@@ -136,7 +137,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             };
         }
         if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
-            let received = self.connection.subscriber.lock().receive(scratch.batch.writes(), id, self.inbound_maximum());
+            let received = self.session()?.receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
                 Ok(true) => {}
                 Ok(false) => return self.acknowledge(publish.qos, id, ReasonCode::Success, scratch),
@@ -199,6 +200,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
+    /// The session, locked, unless it has gone on at another broker: what of an exchange is not known there the client says again.
+    fn session(&self) -> Result<MutexGuard<'_, State>, Fault> {
+        let state = self.connection.subscriber.lock();
+        if state.is_elsewhere() { Err(Fault::Close(ReasonCode::SessionTakenOver)) } else { Ok(state) }
+    }
+
     /// Before MQTT 5 nobody was told a Receive Maximum: the packet identifiers are the bound.
     fn inbound_maximum(&self) -> usize {
         usize::from(if self.version == ProtocolVersion::V5 { RECEIVE_MAXIMUM } else { u16::MAX })
@@ -224,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     fn pubrec(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
         let refused = ack.reason.is_error();
-        let (known, number) = self.connection.subscriber.lock().pubrec(ack.packet_id, refused)?;
+        let (known, number) = self.session()?.pubrec(ack.packet_id, refused)?;
         if refused {
             return Ok(());
         }
@@ -236,7 +243,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
-        let known = self.connection.subscriber.lock().pubrel(scratch.batch.writes(), ack.packet_id);
+        let known = self.session()?.pubrel(scratch.batch.writes(), ack.packet_id);
         // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
         self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &Packet::PubComp(self.found(known, ack.packet_id)))
     }

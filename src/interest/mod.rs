@@ -431,7 +431,7 @@ impl Follow for Interest {
                         (None, None) => all.remove(member, filter.levels),
                     }
                 }
-                Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
+                Key::Session(_) | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::codec::QoS;
 use crate::config::{self, Discovery, HostPort};
 use crate::frame::bulk::{BUCKET_COUNT, TopicKey};
 use crate::frame::control::{ControlFrame, Seal};
-use crate::ids::{LogId, Stamp, TreeId};
+use crate::ids::{LogId, MessageId, Stamp, TreeId};
 use crate::limits;
 use crate::replication::{LocalBatch, MeshMessage, ReplicationConfig};
 use crate::session::Writes;
@@ -51,7 +51,7 @@ async fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
 struct Inbox(Arc<Mutex<Vec<String>>>);
 
 impl Deliver for Inbox {
-    fn deliver(&mut self, message: &MeshMessage<'_>) {
+    fn deliver(&mut self, message: &MeshMessage<'_>, _: MessageId) {
         self.0.lock().push(String::from_utf8_lossy(message.payload).into_owned());
     }
 
@@ -877,7 +877,7 @@ async fn a_close_does_not_wait_for_a_peer_that_consumes_nothing() {
 struct Ignore;
 
 impl Deliver for Ignore {
-    fn deliver(&mut self, _: &MeshMessage<'_>) {}
+    fn deliver(&mut self, _: &MeshMessage<'_>, _: MessageId) {}
     fn flush(&mut self) {}
 }
 

@@ -1,10 +1,14 @@
 //! What a read batch of one connection publishes, until it goes into the rings.
 
+use std::sync::{Arc, OnceLock};
+
 use bytes::Bytes;
 
 use super::Replication;
+use super::quiesce::Shared;
 use crate::codec::QoS;
 use crate::frame::lane::{MeshMessage, put_message};
+use crate::ids::MessageId;
 use crate::limits::{BLOCK_BYTES, BLOCK_MESSAGES_MAX};
 
 /// What a builder may keep between two batches.
@@ -16,7 +20,14 @@ const KEPT_BYTES_MAX: usize = 4 * BLOCK_BYTES;
 pub struct LocalBatch {
     /// One a lane, as far as a lane was ever used.
     builders: Vec<Builder>,
+    /// From the first delivery to a local session until all of the batch is in the rings.
+    shared: Option<Shared>,
+    /// Of [`super::Quiesce`].
+    shard: Option<usize>,
 }
+
+/// The id that a message of a local client is given, once it has one.
+pub type Followed = Arc<OnceLock<MessageId>>;
 
 /// The block that is being built for one lane, and those that became full before it.
 #[derive(Debug, Default)]
@@ -27,6 +38,8 @@ pub(super) struct Builder {
     topic: std::ops::Range<usize>,
     /// A message of QoS 2 is in it.
     exactly_once: bool,
+    /// Which of them somebody wants to know the ids of.
+    followed: Vec<(usize, Followed)>,
     pub(super) full: Vec<Sealed>,
 }
 
@@ -37,6 +50,8 @@ pub(super) struct Sealed {
     pub(super) count: usize,
     /// A message of QoS 2 is in it.
     pub(super) exactly_once: bool,
+    /// By their places in it.
+    pub(super) followed: Vec<(usize, Followed)>,
 }
 
 impl LocalBatch {
@@ -46,14 +61,33 @@ impl LocalBatch {
         Self::default()
     }
 
+    /// To be called before the first QoS 1 or 2 message of the batch is delivered to local sessions, and before these are looked up: from then on until
+    /// [`Replication::publish`] nobody is [exclusive](super::Quiesce::exclusively).
+    pub fn enter(&mut self, replication: &Replication) {
+        if self.shared.is_none() {
+            let shard = *self.shard.get_or_insert_with(|| replication.quiesce.shard());
+            self.shared = Some(replication.quiesce.enter(shard));
+        }
+    }
+
+    /// All of it is in the rings.
+    pub(super) fn leave(&mut self) {
+        self.shared = None;
+    }
+
     /// Adds a message; it is copied. Order within a topic and QoS class is the order of pushing.
     pub fn push(&mut self, replication: &Replication, message: &MeshMessage<'_>) {
+        self.push_followed(replication, message, None);
+    }
+
+    /// Likewise; `followed` will say its id.
+    pub fn push_followed(&mut self, replication: &Replication, message: &MeshMessage<'_>, followed: Option<Followed>) {
         let lane = replication.lane_for(message.topic, message.qos).index();
         if self.builders.len() <= lane {
             self.builders.resize_with(lane + 1, Builder::default);
         }
         if let Some(builder) = self.builders.get_mut(lane) {
-            builder.push(message);
+            builder.push(message, followed);
         }
     }
 
@@ -64,7 +98,7 @@ impl LocalBatch {
 }
 
 impl Builder {
-    fn push(&mut self, message: &MeshMessage<'_>) {
+    fn push(&mut self, message: &MeshMessage<'_>, followed: Option<Followed>) {
         let bytes = message.topic.len() + message.properties.len() + message.payload.len();
         if self.count == BLOCK_MESSAGES_MAX || (self.count > 0 && self.body.len() + bytes > BLOCK_BYTES) {
             self.seal();
@@ -78,6 +112,9 @@ impl Builder {
             let begin = start + 1 + flags_bytes + crate::frame::varint_len(message.topic.len() as u64);
             self.topic = begin..begin + message.topic.len();
         }
+        if let Some(followed) = followed {
+            self.followed.push((self.count, followed));
+        }
         self.count += 1;
         self.exactly_once |= message.qos == QoS::ExactlyOnce;
     }
@@ -88,7 +125,8 @@ impl Builder {
             return;
         }
         let (body, count, exactly_once) = (Bytes::copy_from_slice(&self.body), self.count, self.exactly_once);
-        self.full.push(Sealed { body, count, exactly_once });
+        let followed = std::mem::take(&mut self.followed);
+        self.full.push(Sealed { body, count, exactly_once, followed });
         (self.count, self.exactly_once) = (0, false);
         self.body.clear();
         self.body.shrink_to(KEPT_BYTES_MAX);

@@ -20,7 +20,7 @@ use super::ring::Ring;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
-use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
+use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane};
 use crate::limits::{BLOCK_MESSAGES_MAX, LOGS_PER_ORIGIN_MAX, NEWCOMER_TIME, OWN_POSITIONS_FORESEEN_MAX, STREAMS_PER_LANE_MAX};
 use crate::session::{Change, LogHead, Logged, Writes};
 
@@ -86,6 +86,8 @@ pub(super) struct Lane {
     pub(super) ring: Ring<Block>,
     /// What this broker's own clients publish.
     pub(super) own: Arc<Stream>,
+    /// The last id that was given out of it; 0: none yet.
+    pub(super) own_last: AtomicU64,
     /// All others, by origin and log.
     streams: RwLock<BTreeMap<StreamKey, Arc<Stream>>>,
     /// Replaced when a port comes or goes, read by every publish.
@@ -127,6 +129,7 @@ impl Lane {
             reliable,
             ring,
             own: Arc::new(Stream::new(own, 0, now)),
+            own_last: AtomicU64::new(0),
             streams: RwLock::default(),
             cursors: ArcSwap::default(),
             started_at: now,
@@ -148,11 +151,13 @@ impl Lane {
     /// Likewise, in the log of an earlier life: `blocks` are what is left of it.
     pub(super) fn resume_log(&mut self, log: OwnLog, head: &LogHead, blocks: Vec<Logged>, now: Instant) {
         self.own.raise_floor(head.floor);
+        self.own_last.fetch_max(head.floor, Ordering::AcqRel);
         for Logged { first, last, published, body, .. } in blocks {
             let age_ms = u64::try_from(now.saturating_duration_since(published).as_millis()).unwrap_or(u64::MAX);
             let (stream, position) = (Arc::clone(&self.own), self.ring.claim());
             let content = Content::Messages(body);
             log.claimed(position);
+            self.own_last.fetch_max(last, Ordering::AcqRel);
             self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content });
             self.own.appended((last, position), 0, self.ring.tail());
         }
@@ -220,12 +225,16 @@ impl Lane {
     ///
     /// Where the log is on disk, what is to be written of it goes to `writes`.
     pub(super) fn publish(&self, sealed: Sealed, writes: &mut Writes, now: Instant) {
-        let Sealed { body, count, exactly_once } = sealed;
+        let Sealed { body, count, exactly_once, followed } = sealed;
         // Before the position is claimed: whoever follows waits for the block from then on.
         let ticket = self.log.as_ref().filter(|_| exactly_once).map(|_| writes.ticket());
         let position = self.ring.claim();
         let first = position << INDEX_BITS;
         let last = first + (count as u64).saturating_sub(1);
+        for (place, number) in followed {
+            // Whoever follows it has made the number for this message alone.
+            let _ = number.set(MessageId { origin_lane: self.own.id(), sequence: first + place as u64 });
+        }
         let mut safe = Safe::Now;
         if let Some(log) = &self.log {
             log.claimed(position);
@@ -234,6 +243,7 @@ impl Lane {
             writes.push(Change::Logged(Logged { lane, first, last, published: now, body }));
         }
         let (stream, content) = (Arc::clone(&self.own), Content::Messages(body));
+        self.own_last.fetch_max(last, Ordering::AcqRel);
         self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms: 0, appended_at: now, safe, content });
     }
 
@@ -326,6 +336,20 @@ impl Lane {
     pub(super) fn log_begun(&self, origin: BrokerId, log: LogId) {
         let logs = (origin, LogId(0))..=(origin, LogId(u64::MAX));
         self.streams.read().range(logs).for_each(|((_, known), stream)| stream.set_outlived(*known != log));
+    }
+
+    /// All origin-lanes of others.
+    pub(super) fn streams(&self) -> Vec<Arc<Stream>> {
+        self.streams.read().values().cloned().collect()
+    }
+
+    /// Up to where sessions here have been given everything of an origin-lane: of our own, whatever there is.
+    pub(super) fn delivered_of(&self, key: &StreamKey) -> u64 {
+        if *key == self.own.key() {
+            return u64::MAX;
+        }
+        let streams = self.streams.read();
+        streams.get(key).map_or(0, |stream| stream.delivered_of(stream.cover()).max(stream.dealt_with()))
     }
 
     /// Whether anything is known of an origin-lane.

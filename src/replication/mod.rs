@@ -41,11 +41,13 @@ mod answer;
 mod batch;
 mod block;
 mod counters;
+mod cut;
 mod gate;
 mod lane;
 mod own;
 mod port;
 mod pull;
+mod quiesce;
 mod receiver;
 mod ring;
 mod sync;
@@ -54,9 +56,11 @@ mod tests;
 mod wake;
 mod want;
 
-pub use batch::LocalBatch;
+pub use batch::{Followed, LocalBatch};
 pub use counters::Counters;
+pub use cut::{Cover, Covers};
 pub use port::{LaneBatch, Port, PortLane};
+pub use quiesce::Quiesce;
 pub use receiver::{LaneEvent, LaneReceiver};
 
 pub use crate::frame::lane::MeshMessage;
@@ -64,7 +68,7 @@ pub use crate::frame::picks::{Pick, PickList, Picks};
 
 use crate::codec::{DecodeError, QoS};
 use crate::frame::FrameError;
-use crate::ids::{BrokerId, LaneId, LogId, OriginLane, PortId};
+use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, PortId};
 use crate::interest::{Interest, Mode, Rules};
 use crate::limits::LANES_MAX;
 use crate::session::{Change, Journal, LogHead, Logged, RestoredLog, Writes};
@@ -121,10 +125,10 @@ impl ReplicationConfig {
 /// Where what comes over links is delivered to local subscribers. One for each lane reader.
 pub trait Deliver {
     /// Takes one message; called under the origin-lane's lock, in order.
-    fn deliver(&mut self, message: &MeshMessage<'_>);
+    fn deliver(&mut self, message: &MeshMessage<'_>, id: MessageId);
     /// Likewise one that was published while this broker was down: it is owed to the sessions that it had then, and to nobody else.
-    fn catch_up(&mut self, message: &MeshMessage<'_>) {
-        self.deliver(message);
+    fn catch_up(&mut self, message: &MeshMessage<'_>, id: MessageId) {
+        self.deliver(message, id);
     }
     /// Whether a message of this topic, with these picks, would be for somebody here: then it is asked for, if it has not come. Called likewise.
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
@@ -194,6 +198,7 @@ pub struct Replication {
     counters: Counters,
     topic_hash: ahash::RandomState,
     interest: Arc<Interest>,
+    quiesce: Arc<Quiesce>,
 }
 
 /// A task that waits until the replication is not [lagging](Replication::lagging).
@@ -296,7 +301,15 @@ impl Replication {
 
     fn of(config: ReplicationConfig, lanes: Box<[Lane]>, interest: Arc<Interest>) -> Arc<Self> {
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
-        Arc::new(Self { config, lanes, gate: Gate::default(), counters: Counters::default(), topic_hash, interest })
+        Arc::new(Self {
+            config,
+            lanes,
+            gate: Gate::default(),
+            counters: Counters::default(),
+            topic_hash,
+            interest,
+            quiesce: Arc::default(),
+        })
     }
 
     /// Whether what local clients publish at QoS 1 and 2 is written down before it is acknowledged.
@@ -309,6 +322,12 @@ impl Replication {
     #[must_use]
     pub fn lanes(&self) -> u8 {
         2 * self.config.lanes_per_class
+    }
+
+    /// A moment in which sessions and rings say the same.
+    #[must_use]
+    pub fn quiesce(&self) -> &Quiesce {
+        &self.quiesce
     }
 
     /// What other brokers want.
@@ -356,6 +375,7 @@ impl Replication {
             }
             lane.wake();
         }
+        batch.leave();
     }
 
     /// Whether a live cursor of a QoS 1 or 2 lane lags by half its ring: then acknowledgements to local publishers wait.
@@ -385,6 +405,7 @@ impl Replication {
     /// Asks neighbours once more for all messages that are waited for here, and gives up those that were waited for in vain for longer than
     /// `patience`: what waits behind them goes to `deliver`. To be called once in [`PULL_REPEAT`](crate::limits::PULL_REPEAT).
     pub fn repeat_pulls(&self, patience: Duration, now: Instant, deliver: &mut dyn Deliver) {
+        let _shared = self.quiesce.enter(0);
         self.lanes.iter().filter(|lane| lane.reliable).for_each(|lane| lane.repeat_pulls(patience, now, deliver, &self.counters));
     }
 

@@ -22,6 +22,7 @@ use super::ring::Read;
 use super::sync::Mutex;
 use super::{Deliver, MeshMessage};
 use crate::frame::lane::{self, Entry, Messages};
+use crate::ids::MessageId;
 use crate::limits::{PULL_REPEAT, QUESTION_LIFE, QUESTIONS_MAX};
 
 /// Questions of one origin-lane that are repeated at once, on each port.
@@ -74,7 +75,7 @@ impl Held {
                 }
                 // A stub that is not missing was not wanted, or is given up.
                 if let Entry::Message(message) = entry {
-                    delivered |= lane.hand_over(message, age_ms, now, deliver, counters);
+                    delivered |= lane.hand_over(&block.stream, (sequence, message), age_ms, now, deliver, counters);
                 }
                 self.next = sequence.saturating_add(1);
             }
@@ -219,7 +220,8 @@ impl Lane {
     /// Gives a message to local subscribers unless it has expired. Whether it did.
     pub(super) fn hand_over(
         &self,
-        mut message: MeshMessage<'_>,
+        stream: &Stream,
+        (sequence, mut message): (u64, MeshMessage<'_>),
         age_ms: u64,
         now: Instant,
         deliver: &mut (impl Deliver + ?Sized),
@@ -233,10 +235,11 @@ impl Lane {
             expiry => {
                 // In range: less than the u32 it is taken from.
                 message.expiry_seconds = expiry.map(|seconds| seconds - (age_ms / 1_000) as u32);
+                let id = MessageId { origin_lane: stream.id(), sequence };
                 if self.is_from_absence(age_ms, now) {
-                    deliver.catch_up(&message)
+                    deliver.catch_up(&message, id)
                 } else {
-                    deliver.deliver(&message)
+                    deliver.deliver(&message, id)
                 }
                 true
             }

@@ -31,6 +31,8 @@ pub struct LaneReceiver {
     /// The same lane's sending side: it learns from here what the far side has.
     port_lane: Arc<PortLane>,
     frame_bytes_max: usize,
+    /// Of [`super::Quiesce`].
+    shard: usize,
     /// The begin of a frame whose end has not come.
     partial: Vec<u8>,
     aliases: Vec<Option<Arc<Stream>>>,
@@ -60,6 +62,7 @@ impl LaneReceiver {
         let block_bytes_max = message_bytes_max.saturating_add(BLOCK_BYTES + FRAME_OVERHEAD_BYTES_MAX);
         Self {
             port_lane: Arc::clone(port_lane),
+            shard: port_lane.replication().quiesce.shard(),
             frame_bytes_max: block_bytes_max.max(OPEN_COVERS_BYTES_MAX + FRAME_OVERHEAD_BYTES_MAX),
             partial: Vec::new(),
             aliases: Vec::new(),
@@ -84,6 +87,8 @@ impl LaneReceiver {
     ) -> Result<(), LaneError> {
         let port_lane = Arc::clone(&self.port_lane);
         let Some(lane) = port_lane.lane() else { return Ok(()) };
+        // What comes is in the sessions and in the covers, or in neither.
+        let _shared = lane.reliable.then(|| port_lane.replication().quiesce.enter(self.shard));
         let _receiving = lane.log.as_ref().map(|_| lane.receiving.lock());
         let done = if self.partial.is_empty() {
             let (used, done) = self.frames(lane, bytes, now, deliver, events);
@@ -296,7 +301,7 @@ impl LaneReceiver {
                 && !is_from_before
                 && sequence > owed_from
             {
-                self.delivered |= lane.hand_over(message, age_ms, now, deliver, counters);
+                self.delivered |= lane.hand_over(stream, (sequence, message), age_ms, now, deliver, counters);
             }
         }
         if is_held {

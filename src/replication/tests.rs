@@ -26,11 +26,11 @@ struct Inbox {
 }
 
 impl Deliver for Inbox {
-    fn deliver(&mut self, message: &MeshMessage<'_>) {
+    fn deliver(&mut self, message: &MeshMessage<'_>, _: MessageId) {
         self.got.push((String::from_utf8_lossy(message.payload).into_owned(), message.expiry_seconds));
     }
 
-    fn catch_up(&mut self, message: &MeshMessage<'_>) {
+    fn catch_up(&mut self, message: &MeshMessage<'_>, _: MessageId) {
         self.got.push((format!("late: {}", String::from_utf8_lossy(message.payload)), message.expiry_seconds));
     }
 

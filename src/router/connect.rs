@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dashmap::Entry;
+use parking_lot::MutexGuard;
 
 use super::deadlines::{Deadline, Due};
 use super::publish::Ingress;
@@ -23,12 +24,28 @@ use crate::topic;
 /// A keep alive that is not over is not looked at again sooner than this.
 const KEEP_ALIVE_RECHECK: Duration = Duration::from_millis(50);
 
+/// What is due of a session that is on its way to another broker is put off by this time.
+const MOVING_RECHECK: Duration = Duration::from_secs(1);
+
 /// Letters of a client identifier that stand in the log.
 const CLIENT_ID_SHOWN: usize = 64;
 
-/// There are as many sessions as may be, or as memory allows: CONNACK 0x97, or 0x03 before MQTT 5.
+/// Why a client gets no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManySessions;
+pub enum NoSession {
+    /// There are as many as may be, or as memory allows: CONNACK 0x97, or 0x03 before MQTT 5.
+    TooMany,
+    /// Its session is on its way to another broker, which may have it by now: 0x88, or 0x03. It tries again.
+    OnItsWay,
+}
+
+/// What a connection leaves that was taken over.
+pub(super) struct TakenOver {
+    /// There was one, and where its client was.
+    pub(super) address: Option<Option<SocketAddr>>,
+    /// What is to be published now.
+    pub(super) fired: Option<Parting>,
+}
 
 /// What a CONNECT asks of the router.
 #[derive(Debug)]
@@ -84,23 +101,25 @@ impl Router {
     /// `connack` makes the CONNACK, told whether a session was present; it is the first thing in the new outbox.
     ///
     /// # Errors
-    /// When there are as many sessions as may be.
+    /// See [`NoSession`].
     pub fn connect(
         &self,
         batch: &mut Batch,
         request: ConnectRequest<'_>,
         connack: impl Fn(bool) -> Vec<u8>,
         now: Instant,
-    ) -> Result<Connection, TooManySessions> {
+    ) -> Result<Connection, NoSession> {
         let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, address, access } = request;
         let mut fired = None;
         let mut taken_from = None;
-        let begin = |writes: &mut Writes, will| {
+        let begin = |writes: &mut Writes, will, above| {
             let subscriber = self.new_subscriber(client_id, expiry);
             subscriber.set_access(access.clone());
             let mut state = subscriber.lock();
+            state.claimed = self.claim_stamp(client_id, above, now);
             let epoch = subscriber.connect(&mut state, writes, connected, expiry, will, &connack(false));
             state.address = address;
+            self.claim(&subscriber, state.claimed);
             drop(state);
             (subscriber, epoch)
         };
@@ -109,9 +128,9 @@ impl Router {
                 // The count is not exact under concurrent connects; the bound need not be.
                 // Whoever has a session gets in even without memory: what waits for it is what takes the memory.
                 if self.metrics.sessions.value() >= SESSIONS_MAX || self.pressure.level() == Level::Full {
-                    return Err(TooManySessions);
+                    return Err(NoSession::TooMany);
                 }
-                let (subscriber, epoch) = begin(batch.writes(), will);
+                let (subscriber, epoch) = begin(batch.writes(), will, 0);
                 self.metrics.sessions.change(1);
                 vacant.insert(Arc::clone(&subscriber));
                 Connection { subscriber, epoch, wait: Duration::ZERO }
@@ -119,49 +138,41 @@ impl Router {
             Entry::Occupied(mut occupied) => {
                 let old = Arc::clone(occupied.get());
                 let mut state = old.lock();
+                // What another broker has of it may be older, or newer, than what is here.
+                if state.moving.is_some() && !clean_start {
+                    return Err(NoSession::OnItsWay);
+                }
                 let mut rivalry = state.rivalry;
                 let mut wait = Duration::ZERO;
                 // A session that ends with its connection ends when that connection is closed: here, or already.
                 let ended = state.expiry == SessionExpiry::WithConnection;
                 let is_same_user = is_same_user(&old, access.as_deref());
                 let resumed = !clean_start && !ended && is_same_user;
-                let delayed = state.will.as_ref().is_some_and(|will| !will.delay.is_zero());
-                if state.connected.is_some() {
-                    batch.wake_later(state.close(ReasonCode::SessionTakenOver));
+                if state.connected.is_some() || std::mem::take(&mut state.taken_elsewhere) {
                     wait = rivalry.taken_over(self.millis(now));
-                    taken_from = Some(state.address);
                 }
-                // The old connection's will: fired by a takeover, cancelled only where the session goes on before its delay is over
-                // [MQTT-3.1.3-9]. One that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
-                let old_will = state.will.take().map(|will| *will);
-                let gone = old_will.as_ref().and_then(|_| state.will_gone());
-                fired = match old_will {
-                    Some(old_will) if !(resumed && delayed) => {
-                        // Its client may have said good-bye on it, unheard as yet: that connection is asked before its will goes out.
-                        let parting = Parting { epoch: state.epoch, will: old_will, gone };
-                        let earlier = match state.connected {
-                            Some(_) => state.parting.replace(Box::new(parting)),
-                            None => Some(Box::new(parting)),
-                        };
-                        earlier.map(|parting| (Arc::clone(&old), *parting))
-                    }
-                    _ => {
-                        gone.into_iter().for_each(|change| batch.writes().push(change));
-                        None
-                    }
-                };
+                let left = self.take_over(batch, &mut state, resumed);
+                taken_from = left.address;
+                fired = left.fired.map(|parting| (Arc::clone(&old), parting));
+                // One whose delay is not over is cancelled [MQTT-3.1.3-9].
+                if state.will.take().is_some() {
+                    state.will_gone().into_iter().for_each(|change| batch.writes().push(change));
+                }
                 if resumed {
                     state.rivalry = rivalry;
+                    state.claimed = self.claim_stamp(client_id, state.claims_above, now);
                     self.renew_access(&old, access.clone());
                     let was_connected = state.connected.is_some();
                     let epoch = old.connect(&mut state, batch.writes(), connected, expiry, will, &connack(true));
                     self.tell_presence(&state, was_connected);
                     state.address = address;
+                    self.claim(&old, state.claimed);
                     drop(state);
                     Connection { subscriber: old, epoch, wait }
                 } else {
+                    let above = state.claims_above;
                     self.end(&old, state, batch.writes());
-                    let (subscriber, epoch) = begin(batch.writes(), will);
+                    let (subscriber, epoch) = begin(batch.writes(), will, above);
                     subscriber.lock().rivalry = rivalry;
                     occupied.insert(Arc::clone(&subscriber));
                     Connection { subscriber, epoch, wait }
@@ -188,14 +199,47 @@ impl Router {
         self.registry.get(client_id).map(|subscriber| Arc::clone(&subscriber))
     }
 
+    /// The session's connection, if it has one, is told that another has taken over, and its will fired, unless it is one with a delay and the session `goes_on`: that stays. A
+    /// will that waits for its delay is fired at once when its session ends [MQTT-3.1.2-8].
+    pub(super) fn take_over(&self, batch: &mut Batch, state: &mut State, goes_on: bool) -> TakenOver {
+        let address = state.connected.map(|_| state.address);
+        if address.is_some() {
+            batch.wake_later(state.close(ReasonCode::SessionTakenOver));
+        }
+        let gone = state.will.as_ref().and_then(|_| state.will_gone());
+        let will = state.will.take_if(|will| !goes_on || will.delay.is_zero());
+        let parting = will.map(|will| Parting { epoch: state.epoch, will: *will, gone });
+        let fired = match parting {
+            // Its client may have said good-bye on it, unheard as yet: that connection is asked before its will goes out.
+            Some(parting) if address.is_some() => state.parting.replace(Box::new(parting)).map(|earlier| *earlier),
+            parting => parting,
+        };
+        TakenOver { address, fired }
+    }
+
     /// Whether the client has a connection at present.
     #[must_use]
     pub fn is_connected(&self, client_id: &str) -> bool {
         self.registry.get(client_id).is_some_and(|subscriber| subscriber.lock().connected.is_some())
     }
 
+    /// Likewise, of those whose sessions go on elsewhere.
+    pub(super) fn tell_of_yield(&self, client: &str, before: Option<SocketAddr>, dropped: usize, now: Instant) {
+        if let Some(left_out) = self.log_rate.permit("session elsewhere", now) {
+            let client: String = client.chars().take(CLIENT_ID_SHOWN).collect();
+            let before = before.map(tracing::field::display);
+            tracing::info!(
+                ?client,
+                before,
+                dropped,
+                left_out,
+                "the client has a newer session at another broker; what waited is dropped"
+            );
+        }
+    }
+
     /// One line a second, however many do it: who fights over a name must be found by people.
-    fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
+    pub(super) fn tell_of_takeover(&self, client: &str, before: Option<SocketAddr>, by: Option<SocketAddr>, now: Instant) {
         if let Some(left_out) = self.log_rate.permit("takeover", now) {
             let client: String = client.chars().take(CLIENT_ID_SHOWN).collect();
             let (before, by) = (before.map(tracing::field::display), by.map(tracing::field::display));
@@ -203,8 +247,12 @@ impl Router {
         }
     }
 
+    pub(super) fn next_subscriber_id(&self) -> SubscriberId {
+        SubscriberId(self.subscribers_made.fetch_add(1, Ordering::Relaxed))
+    }
+
     fn new_subscriber(&self, client_id: &str, expiry: SessionExpiry) -> Arc<Subscriber> {
-        let id = SubscriberId(self.subscribers_made.fetch_add(1, Ordering::Relaxed));
+        let id = self.next_subscriber_id();
         // Nothing is written of a session that ends with its connection.
         let journal = self.journal.as_ref().filter(|_| expiry != SessionExpiry::WithConnection);
         Arc::new(Subscriber::new(id, Arc::from(client_id), self.limits.outbound, journal))
@@ -262,6 +310,11 @@ impl Router {
     pub fn expire(&self, batch: &mut Batch, now: Instant) {
         while let Some(Deadline { due, subscriber, epoch, .. }) = self.deadlines.pop(now) {
             let Some(subscriber) = subscriber.upgrade() else { continue };
+            // What becomes of it is not decided here: it stays, and then all is done, or it goes.
+            if subscriber.is_moving() && matches!(due, Due::Will | Due::Expiry) {
+                self.add_deadline(now + MOVING_RECHECK, due, &subscriber, epoch);
+                continue;
+            }
             match due {
                 Due::KeepAlive { silence_ms } => self.check_keep_alive(batch, &subscriber, epoch, silence_ms, now),
                 Due::Will => {
@@ -401,25 +454,31 @@ impl Router {
         let will = state.will.take().map(|will| *will);
         self.end(subscriber, state, writes);
         occupied.remove();
+        self.release(&subscriber.client_id);
         self.metrics.sessions.change(-1);
         will
     }
 
-    /// Takes the session's subscriptions out of the trie. The state's lock is released before the trie's is taken.
-    fn end(&self, subscriber: &Arc<Subscriber>, mut state: parking_lot::MutexGuard<'_, State>, writes: &mut Writes) {
+    /// The session is over. The state's lock is released before the trie's is taken.
+    pub(super) fn end(&self, subscriber: &Arc<Subscriber>, mut state: MutexGuard<'_, State>, writes: &mut Writes) {
         let was_connected = state.connected.is_some();
         let ended = subscriber.end(&mut state, writes);
         ended.subscriptions.keys().for_each(|text| self.tell_filter_of(was_connected, text, false));
         drop(state);
-        if ended.subscriptions.is_empty() {
+        self.forget_filters(subscriber.id, ended.subscriptions.keys().map(|text| &**text));
+    }
+
+    /// Takes a session's subscriptions out of the trie.
+    pub(super) fn forget_filters<'a>(&self, subscriber: SubscriberId, filters: impl ExactSizeIterator<Item = &'a str>) {
+        if filters.len() == 0 {
             return;
         }
         let mut subscriptions = self.subscriptions.write();
         let (mut removed, mut shared) = (0, 0);
-        for text in ended.subscriptions.keys() {
+        for text in filters {
             // They were checked when they were subscribed.
             let Ok(filter) = topic::parse_filter(text) else { continue };
-            let was_there = i64::from(subscriptions.remove(filter.levels, filter.share, subscriber.id));
+            let was_there = i64::from(subscriptions.remove(filter.levels, filter.share, subscriber));
             removed += was_there;
             shared += was_there * i64::from(filter.share.is_some());
         }
@@ -430,7 +489,7 @@ impl Router {
 
     /// Publishes a will, and writes down in the same batch that it is `gone`. It goes out if its client may publish to its topic by now; if not,
     /// there is nobody left to be told.
-    fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, gone: Option<Change>, now: Instant) {
+    pub(super) fn publish_will(&self, batch: &mut Batch, subscriber: &Subscriber, will: Will, gone: Option<Change>, now: Instant) {
         if !subscriber.may_publish(&will.message.topic) {
             self.metrics.publishes_denied.add(1);
             gone.into_iter().for_each(|change| batch.writes().push(change));

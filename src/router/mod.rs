@@ -6,9 +6,11 @@
 //!
 //! The router knows no socket and no clock. Lock order: registry entry, subscriptions, subscriber; at most one subscriber at a time.
 
+mod claims;
 mod connect;
 mod copies;
 mod deadlines;
+mod handover;
 mod picks;
 mod presence;
 mod publish;
@@ -29,14 +31,17 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use parking_lot::RwLock;
 
-pub use connect::{ConnectRequest, Connection, Farewell, TooManySessions};
+pub use connect::{ConnectRequest, Connection, Farewell, NoSession};
+pub use handover::{Fetch, Verdict};
 pub use publish::{Arrival, Batch, Ingress, LinkDelivery, Routed};
 pub use retained::{MeshCounts, RetainedFull, RetainedStore, Unbelievable};
 pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};
 pub use system::{is_own_state, is_system};
 
+use self::claims::Claims;
 use self::deadlines::Deadlines;
+use self::handover::Handover;
 use self::route::Subscriptions;
 use crate::config::SharedStrategy;
 use crate::log_rate::LogRate;
@@ -44,9 +49,9 @@ use crate::metrics::Metrics;
 use crate::pressure::Pressure;
 use crate::replication::Replication;
 use crate::session::{Journal, OutboundLimits, Subscriber};
-use crate::shared::StampClock;
-use crate::shared::register::Registers;
+use crate::shared::register::{Follow, Registers};
 use crate::shared::trace::{Audience, Subscribed};
+use crate::shared::{Post, StampClock};
 
 /// Bounds of the sessions that this router makes.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +79,10 @@ pub struct Router {
     mesh: OnceLock<Arc<Replication>>,
     /// Where all brokers of the mesh tell each other what their clients want.
     registers: OnceLock<Arc<Registers>>,
+    /// By which one broker speaks to one other.
+    post: OnceLock<Arc<Post>>,
+    claims: Arc<Claims>,
+    handover: Handover,
     /// Where it is written down what outlives the broker; none: nothing does.
     journal: Option<Arc<Journal>>,
     metrics: Arc<Metrics>,
@@ -99,6 +108,9 @@ impl Router {
             last_restored: AtomicU64::new(0),
             mesh: OnceLock::new(),
             registers: OnceLock::new(),
+            post: OnceLock::new(),
+            claims: Arc::default(),
+            handover: Handover::default(),
             journal,
             metrics,
             pressure: Pressure::default(),
@@ -116,6 +128,7 @@ impl Router {
 
     /// From now on other brokers are told what the clients of this one want. To be called before there are any. The first call counts.
     pub fn join_registers(&self, registers: Arc<Registers>) {
+        registers.follow(Arc::clone(&self.claims) as Arc<dyn Follow>);
         // As above.
         let _ = self.registers.set(registers);
     }

@@ -1,7 +1,7 @@
 //! One message to everybody who wants it.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use super::route::{Elsewhere, Route, RouteCache, Target};
 use super::share::{Chooser, EVERYBODY, SharedTargets, WHO_IS_HERE};
 use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
-use crate::ids::{OriginLane, Stamp};
+use crate::ids::{MessageId, OriginLane, Stamp};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage, PickList, Picks, Replication};
-use crate::session::{Delivery, Message, Outcome, Pumped, Subscriber, Variants, Writes, remaining_seconds};
+use crate::session::{Delivery, Message, Outcome, Pumped, Source, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,8 @@ pub struct Arrival<'a> {
     pub stamp: Option<Stamp>,
     /// Which broker gives it to which share group.
     pub picks: Picks<'a>,
+    /// Its place in the log of the broker at which it was published; none of what this broker says to itself.
+    pub id: Option<MessageId>,
 }
 
 /// What became of a publish.
@@ -132,6 +134,11 @@ impl Batch {
         (&mut self.variants, &mut self.writes)
     }
 
+    /// Messages are about to be published in it for which nobody else has entered: see [`LocalBatch::enter`].
+    pub(super) fn enter(&mut self, mesh: &Replication) {
+        self.mesh.enter(mesh);
+    }
+
     /// What the batch writes of durable sessions and retained messages.
     pub fn writes(&mut self) -> &mut Writes {
         &mut self.writes
@@ -172,6 +179,10 @@ impl Router {
             Ingress::Will(subscriber) => (None, Some(subscriber)),
             Ingress::Link(_) | Ingress::LinkAfterAbsence(_) | Ingress::System => (None, None),
         };
+        let is_ours = matches!(ingress, Ingress::Session(_) | Ingress::Will(_));
+        if let Some(mesh) = self.mesh().filter(|_| is_ours && message.qos != QoS::AtMostOnce) {
+            batch.mesh.enter(mesh);
+        }
         let route = self.route(routes, message.topic, publisher);
         if !route.may_publish {
             self.metrics.publishes_denied.add(1);
@@ -183,6 +194,11 @@ impl Router {
         batch.picks.clear();
         let memory = self.pressure.level();
         batch.variants.memory = memory;
+        let followed = (route.is_moving && is_ours).then(Arc::<OnceLock<_>>::default);
+        batch.variants.source = match arrival.and_then(|arrival| arrival.id) {
+            Some(id) if route.is_moving => Some(Source::Link(id)),
+            _ => followed.clone().map(Source::Own),
+        };
         let mut stamp = None;
         if message.retain && !picks.only {
             match self.retained_for(message.topic).stamp(arrival.and_then(|arrival| arrival.stamp), now) {
@@ -207,7 +223,9 @@ impl Router {
         }
         // None gets it who was not there when it was published; of QoS 0 is none to whom it is owed.
         let is_late = matches!(ingress, Ingress::LinkAfterAbsence(_));
-        let is_owed = |target: &Target| target.qos != QoS::AtMostOnce && self.is_restored(target.subscriber.id);
+        let is_owed = |target: &Target| {
+            target.qos != QoS::AtMostOnce && (self.is_restored(target.subscriber.id) || target.subscriber.is_owed())
+        };
         for target in route.targets.iter().filter(|_| !picks.only) {
             if target.no_local && publisher.is_some_and(|publisher| publisher.id == target.subscriber.id) {
                 continue;
@@ -219,7 +237,6 @@ impl Router {
             batch.counts.add(outcome, message.payload.len());
         }
         let offer = Offer { route: &route, message, publisher, now };
-        let is_ours = matches!(ingress, Ingress::Session(_) | Ingress::Will(_));
         let Some(mesh) = self.mesh().filter(|_| is_ours || !picks.is_empty()) else {
             // What comes over a link is for the groups that were picked for this broker, and for no others.
             if arrival.is_none() {
@@ -240,7 +257,8 @@ impl Router {
         }
         // Who subscribes later wants what is retained; of the rest, what nobody wants does not leave this broker.
         if message.retain || elsewhere.is_wanted {
-            batch.mesh.push(mesh, &mesh_message(message, stamp, batch.picks.pages(false, 0).next().unwrap_or_default(), now));
+            let picks = batch.picks.pages(false, 0).next().unwrap_or_default();
+            batch.mesh.push_followed(mesh, &mesh_message(message, stamp, picks, now), followed);
             batch.picks.drop_page();
         } else if route.is_empty() && batch.picks.is_empty() {
             return Routed::Unmatched;
@@ -394,10 +412,16 @@ impl Batch {
         even_if_away: bool,
     ) -> Result<(), Outcome> {
         let mut last = Outcome::Away;
-        for member in group.rotation(turn) {
+        // One that leaves for another broker comes last.
+        let staying = group.rotation(turn).filter(|member| !member.subscriber.is_moving());
+        let leaving = group.rotation(turn).filter(|member| even_if_away && member.subscriber.is_moving());
+        for member in staying.chain(leaving) {
             let outcome = self.deliver(member, message, now, even_if_away);
             if matches!(outcome, Outcome::Sent | Outcome::Staged | Outcome::Queued | Outcome::QueuedInstead(_)) {
                 self.counts.add(outcome, message.payload.len());
+                if member.subscriber.is_moving() {
+                    member.subscriber.lock().leave_behind(group.id, self.variants.stored(message));
+                }
                 return Ok(());
             }
             if outcome != Outcome::Away {
@@ -448,13 +472,14 @@ impl LinkDelivery {
     }
 
     /// Hands one message to the local subscribers. What a peer says below `$SYS` is not of this broker.
-    pub fn deliver(&mut self, message: &MeshMessage<'_>, now: Instant) {
-        self.publish(message, Ingress::Link(Arrival { stamp: message.stamp, picks: message.picks }), now);
+    pub fn deliver(&mut self, message: &MeshMessage<'_>, id: MessageId, now: Instant) {
+        self.publish(message, Ingress::Link(Arrival { stamp: message.stamp, picks: message.picks, id: Some(id) }), now);
     }
 
     /// Hands one message that was published while this broker was down to those to whom it is owed.
-    pub fn catch_up(&mut self, message: &MeshMessage<'_>, now: Instant) {
-        self.publish(message, Ingress::LinkAfterAbsence(Arrival { stamp: message.stamp, picks: message.picks }), now);
+    pub fn catch_up(&mut self, message: &MeshMessage<'_>, id: MessageId, now: Instant) {
+        let arrival = Arrival { stamp: message.stamp, picks: message.picks, id: Some(id) };
+        self.publish(message, Ingress::LinkAfterAbsence(arrival), now);
     }
 
     /// What was handed on so far is all of `stream` up to `cover`.

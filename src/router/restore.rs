@@ -41,23 +41,18 @@ impl Router {
         let left_at = restored.head.left_at.unwrap_or(now);
         let subscriber = Arc::new(restored.into_subscriber(self.limits.outbound, journal));
         let mut state = subscriber.lock();
-        let expiry = state.expiry;
+        let (expiry, claimed) = (state.expiry, state.claimed);
         let delay = state.will.as_ref().map(|will| will.delay);
         let filters: Vec<_> = state.subscriptions.iter().map(|(text, options)| (text.clone(), options.clone())).collect();
         for (text, _) in filters.iter().filter(|(text, _)| topic::parse_filter(text).is_ok()) {
             self.tell_filter(&mut state, text, true);
         }
         drop(state);
-        let mut subscriptions = self.subscriptions.write();
-        let mut added = 0;
-        for (text, options) in filters {
-            // They were checked when they were subscribed; a later version of this program may be stricter.
-            let Ok(filter) = topic::parse_filter(&text) else { continue };
-            subscriptions.insert(filter.levels, filter.share, &subscriber, options);
-            added += 1;
+        self.insert_filters(&subscriber, filters.iter());
+        if let Some(clock) = self.registers().and_then(|_| self.retained.clock()) {
+            clock.restore(Stamp { time: claimed, writer: clock.writer() }, now);
+            self.claim(&subscriber, claimed);
         }
-        drop(subscriptions);
-        self.subscriptions_changed(added);
         self.metrics.sessions.change(1);
         self.registry.insert(Arc::clone(&subscriber.client_id), Arc::clone(&subscriber));
         let later = |rest: Duration| left_at.checked_add(rest);

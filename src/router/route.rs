@@ -153,6 +153,8 @@ pub(super) struct Route {
     pub(super) may_publish: bool,
     pub(super) targets: Vec<Target>,
     pub(super) shared: Vec<SharedTargets>,
+    /// One of the targets is on its way from or to another broker, which wants the topic for it.
+    pub(super) is_moving: bool,
     /// What is [`Elsewhere`], and above these bits the generation of other brokers' interest under which this was found.
     elsewhere: AtomicU64,
     /// The share groups with members elsewhere, likewise, once somebody has asked.
@@ -198,7 +200,7 @@ impl Route {
             Some(_) => {}
         });
         found.sort_by_key(|(subscriber, _)| subscriber.id);
-        let targets = found
+        let targets: Vec<Target> = found
             .chunk_by(|(a, _), (b, _)| a.id == b.id)
             .filter(|same| same.first().is_some_and(|(subscriber, _)| subscriber.may_receive(topic)))
             .filter_map(|same| {
@@ -207,7 +209,8 @@ impl Route {
             })
             .collect();
         let shared = groups.into_values().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
-        Self { may_publish: true, targets, shared, ..Self::default() }
+        let is_moving = targets.iter().any(|target| target.subscriber.is_moving());
+        Self { may_publish: true, targets, shared, is_moving, ..Self::default() }
     }
 
     /// Whether nobody here gets the topic.
@@ -221,13 +224,13 @@ impl Route {
         let generation = interest.generation();
         let remembered = self.elsewhere.load(Ordering::Relaxed);
         if remembered >> 2 == generation {
-            return Elsewhere { is_wanted: remembered & 1 == 1, has_shares: remembered & 2 == 2 };
+            return Elsewhere { is_wanted: self.is_moving || remembered & 1 == 1, has_shares: remembered & 2 == 2 };
         }
         let is_wanted = interest.is_wanted_elsewhere(topic);
         let has_shares = interest.has_shares() && self.shares(topic, interest).iter().len() > 0;
         let found = u64::from(is_wanted) | u64::from(has_shares) << 1;
         self.elsewhere.store((generation << 2) | found, Ordering::Relaxed);
-        Elsewhere { is_wanted, has_shares }
+        Elsewhere { is_wanted: self.is_moving || is_wanted, has_shares }
     }
 
     /// The share groups of the topic, which is the route's, with members elsewhere. Likewise.

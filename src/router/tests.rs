@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::*;
 use crate::auth::{Access, Identity, Place, Rules, Standing};
 use crate::codec::{PacketId, ProtocolVersion, QoS, ReasonCode, RetainHandling};
+use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane};
 use crate::session::{Change, Connected, Drained, Message, SessionExpiry, StoredMessage, SubscriptionOptions, Will};
 
 struct Bench {
@@ -49,7 +50,7 @@ impl Bench {
         clean_start: bool,
         expiry: SessionExpiry,
         will: Option<Will>,
-    ) -> Result<(Connection, bool), TooManySessions> {
+    ) -> Result<(Connection, bool), NoSession> {
         let request = ConnectRequest {
             client_id,
             clean_start,
@@ -315,7 +316,8 @@ fn what_a_peer_says_below_sys_is_not_of_this_broker() {
             stamp: None,
             picks: Default::default(),
         };
-        link.deliver(&message, now);
+        let origin_lane = OriginLane { origin: BrokerId(1), log: LogId(1), lane: LaneId(0) };
+        link.deliver(&message, MessageId { origin_lane, sequence: 1 }, now);
         link.flush(now);
         assert_eq!(waiting(&client) > 0, arrives, "{topic}");
     }

@@ -55,6 +55,8 @@ pub struct Head {
     pub expiry: SessionExpiry,
     /// When its last connection ended; none while it is connected.
     pub left_at: Option<Instant>,
+    /// In a mesh: since when it is this broker's ([`Stamp::time`]); 0 without one.
+    pub claim: u64,
 }
 
 /// One thing that happened.

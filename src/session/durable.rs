@@ -18,10 +18,12 @@ pub(super) struct Durable {
     pub(super) session: SubscriberId,
     pub(super) journal: Arc<Journal>,
     client_id: Arc<str>,
+    /// See [`Head::claim`].
+    pub(super) claim: u64,
     /// See [`Head::owner`].
     pub(super) owner: Arc<str>,
     /// How many messages were placed.
-    placed: Order,
+    pub(super) placed: Order,
     /// Batches with identifiers of the client's QoS 2 messages in their lists that have not ended, as far as is known: more than one only where the session
     /// was taken over in the middle of one.
     open: Vec<Arc<Ticket>>,
@@ -29,7 +31,7 @@ pub(super) struct Durable {
 
 impl Durable {
     pub(super) fn new(session: SubscriberId, client_id: Arc<str>, journal: Arc<Journal>) -> Self {
-        Self { session, journal, client_id, owner: Arc::default(), placed: 0, open: Vec::new() }
+        Self { session, journal, client_id, claim: 0, owner: Arc::default(), placed: 0, open: Vec::new() }
     }
 
     /// Names the message, and the change that places it.
@@ -95,7 +97,7 @@ impl Durable {
     }
 
     fn head(&self, expiry: SessionExpiry, left_at: Option<Instant>) -> Head {
-        Head { client_id: Arc::clone(&self.client_id), owner: Arc::clone(&self.owner), expiry, left_at }
+        Head { client_id: Arc::clone(&self.client_id), owner: Arc::clone(&self.owner), expiry, left_at, claim: self.claim }
     }
 }
 
@@ -144,10 +146,10 @@ impl RestoredSession {
         // Until somebody judges it, it may do nothing.
         subscriber.set_access(Some(Arc::new(Access::of_owner(&head.owner))));
         let mut state = subscriber.lock();
-        let State { epoch, outbound, inbound, durable, expiry, .. } = &mut *state;
-        (*epoch, *expiry) = (RESTORED_EPOCH, head.expiry);
+        let State { epoch, outbound, inbound, durable, expiry, claimed, .. } = &mut *state;
+        (*epoch, *expiry, *claimed) = (RESTORED_EPOCH, head.expiry, head.claim);
         if let Some(durable) = durable {
-            durable.owner = head.owner;
+            (durable.owner, durable.claim) = (head.owner, head.claim);
             durable.placed = entries.last().map_or(0, |(order, _)| *order);
         }
         entries.into_iter().for_each(|(order, entry)| outbound.restore(order, entry));

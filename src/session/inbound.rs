@@ -47,6 +47,11 @@ impl Inbound {
         self.received.take().into_iter().flat_map(|received| *received)
     }
 
+    /// All that were received and not released.
+    pub(super) fn open(&self) -> impl Iterator<Item = PacketId> {
+        self.received.iter().flat_map(|received| received.iter().copied())
+    }
+
     /// A new connection resumes the session.
     pub(super) fn resume(&mut self) {
         self.carried = self.received.as_ref().map_or(0, |received| received.len());

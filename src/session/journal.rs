@@ -693,7 +693,7 @@ mod tests {
         let id = SubscriberId(1);
         let head = |seconds| {
             let expiry = SessionExpiry::After(Duration::from_secs(seconds));
-            Change::Session(id, Head { client_id: "c".into(), owner: Arc::default(), expiry, left_at: None })
+            Change::Session(id, Head { client_id: "c".into(), owner: Arc::default(), expiry, left_at: None, claim: 0 })
         };
         let mut changes =
             vec![head(1), Change::Unsubscribed(id, "a".into()), head(2), Change::Staged(id, 1, Stage::Queued), head(3)];

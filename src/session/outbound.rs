@@ -442,6 +442,32 @@ impl Outbound {
         self.remove(place)
     }
 
+    /// All that is kept for the client, in its order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
+        let in_flight = self.inflight.iter().filter_map(|open| match &open.message {
+            _ if open.released => Some(Entry::released(open.serial)),
+            Some(queued) => Some(queued.entry(Stage::Published(open.serial))),
+            None => None,
+        });
+        in_flight.chain(self.queue.iter().map(|queued| queued.entry(Stage::Queued)))
+    }
+
+    /// What waits behind the window.
+    pub(super) fn into_queue(self) -> impl Iterator<Item = Queued> {
+        self.queue.into_iter()
+    }
+
+    /// How many messages of QoS 1 and 2 the client has not got yet, and what they take, bytes.
+    pub(crate) fn owed(&self) -> (usize, usize) {
+        let in_flight = self.inflight.iter().filter(|open| !open.released).count();
+        (in_flight + self.queue.len() - self.queue_qos0, self.inflight_bytes + self.queue_bytes)
+    }
+
+    /// Its bounds.
+    pub(super) fn limits(&self) -> OutboundLimits {
+        self.limits
+    }
+
     /// What a restarted broker has read of a session, in its order: the bounds do not count.
     pub(super) fn restore(&mut self, order: Order, entry: Entry) {
         let Entry { message, qos, retain, subscription_ids, stage } = entry;

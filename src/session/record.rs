@@ -46,7 +46,7 @@ pub enum RecordError {
 #[expect(missing_docs, reason = "the fields are those of `Change`")]
 pub enum Record<'a> {
     /// A session.
-    Session { session: u64, client_id: &'a str, owner: &'a str, expiry: SessionExpiry, left_at_ms: Option<u64> },
+    Session { session: u64, client_id: &'a str, owner: &'a str, expiry: SessionExpiry, left_at_ms: Option<u64>, claim: u64 },
     /// It is over, with all that it held.
     Ended { session: u64 },
     /// One of its subscriptions.
@@ -189,7 +189,7 @@ impl Record<'_> {
 
     fn encode_fields(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Session { session, client_id, owner, expiry, left_at_ms } => {
+            Self::Session { session, client_id, owner, expiry, left_at_ms, claim } => {
                 put_number(out, *session);
                 put_bytes(out, client_id.as_bytes());
                 put_bytes(out, owner.as_bytes());
@@ -203,6 +203,10 @@ impl Record<'_> {
                     },
                 );
                 put_optional(out, *left_at_ms);
+                // Not in what earlier versions wrote, nor without a mesh.
+                if *claim > 0 {
+                    put_number(out, *claim);
+                }
             }
             Self::Ended { session } | Self::WillGone { session } => put_number(out, *session),
             Self::Subscribed { session, filter, options } => {
@@ -364,6 +368,10 @@ impl<'a> Reader<'a> {
                     more => SessionExpiry::After(seconds(more - 1)?),
                 },
                 left_at_ms: self.optional()?,
+                claim: match self.rest.is_empty() {
+                    true => 0,
+                    false => Some(self.number()?).filter(|claim| *claim > 0).ok_or(RecordError::Value(0))?,
+                },
             },
             kind::ENDED => Record::Ended { session: self.number()? },
             kind::SUBSCRIBED => {
@@ -558,13 +566,21 @@ mod tests {
             subscription_ids,
         };
         vec![
-            Record::Session { session: u64::MAX, client_id: "ü", owner: "u0:bob", expiry: SessionExpiry::Never, left_at_ms: None },
+            Record::Session {
+                session: u64::MAX,
+                client_id: "ü",
+                owner: "u0:bob",
+                expiry: SessionExpiry::Never,
+                left_at_ms: None,
+                claim: 0,
+            },
             Record::Session {
                 session: 0,
                 client_id: "",
                 owner: "",
                 expiry: SessionExpiry::After(Duration::from_secs(5)),
                 left_at_ms: Some(1_800_000_000_000),
+                claim: 0,
             },
             Record::Ended { session: 128 },
             Record::Subscribed { session: 5, filter: "$share/g/a/#", options },
@@ -611,6 +627,20 @@ mod tests {
         let all: Vec<u8> = samples().iter().flat_map(encoded).collect();
         // Files that were written by a released version must be read by the next: a change here needs a new version.
         assert_eq!((all.len(), all.iter().fold(0_u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte))), (1_108, 564_680_250));
+    }
+
+    #[test]
+    fn a_session_of_a_mesh_says_since_when_it_is_this_broker_s() {
+        let head = |claim| {
+            let expiry = SessionExpiry::Never;
+            Record::Session { session: 1, client_id: "c", owner: "", expiry, left_at_ms: None, claim }
+        };
+        let (without, with) = (encoded(&head(0)), encoded(&head(5)));
+        assert_eq!((without.len() + 1, decode(&mut &*with)), (with.len(), Ok(Some(head(5)))));
+        assert_eq!(decode(&mut &*without), Ok(Some(head(0))), "as earlier versions wrote it");
+        let mut none = with;
+        *none.last_mut().unwrap() = 0;
+        assert_eq!(decode(&mut &*none), Err(RecordError::Value(0)));
     }
 
     #[test]

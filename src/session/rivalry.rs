@@ -20,6 +20,16 @@ pub(crate) struct Rivalry {
 }
 
 impl Rivalry {
+    /// How long it takes from `now_ms` on until all is forgotten, milliseconds.
+    pub(crate) fn left_ms(self, now_ms: u64) -> u64 {
+        self.forgotten_at_ms.saturating_sub(now_ms)
+    }
+
+    /// As it was elsewhere, where so much was left of it.
+    pub(crate) fn elsewhere(left_ms: u64, now_ms: u64) -> Self {
+        Self { forgotten_at_ms: now_ms.saturating_add(left_ms.min(FREE * REGAINED_MS)) }
+    }
+
     /// Once more, at `now_ms`. Says how long the new client is to wait.
     pub(crate) fn taken_over(&mut self, now_ms: u64) -> Duration {
         let most = now_ms.saturating_add(FREE * REGAINED_MS);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::durable::Durable;
 use super::inbound::{Inbound, QuotaExceeded};
 use super::journal::{Journal, Writes};
 use super::message::{Delivery, Message, StoredMessage, Will};
+use super::moved::Moving;
 use super::outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits, PubRec, Queued, Resend};
 use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
@@ -143,6 +144,14 @@ pub struct State {
     pub expiry: SessionExpiry,
     /// The session is over; nothing more is put into it.
     pub ended: bool,
+    /// It is on its way from or to another broker.
+    pub(crate) moving: Option<Moving>,
+    /// In a mesh: since when it is this broker's, by the stamp of its claim.
+    pub(crate) claimed: u64,
+    /// Its next claim is to have a later stamp than this.
+    pub(crate) claims_above: u64,
+    /// Its client had a connection elsewhere until it came here.
+    pub(crate) taken_elsewhere: bool,
     /// Messages of QoS 0 are in the queue: as [`Outbound::qos0_waits`], where a delivery looks anyway.
     qos0_waits: bool,
     /// Where the client of the present connection is, if it is in a network; for people who look for it.
@@ -168,6 +177,10 @@ pub struct Subscriber {
     pub heard_at_ms: AtomicU64,
     /// [`State::epoch`] for those who must not take the lock; 0 before the first connection and when the session has ended.
     epoch: AtomicU64,
+    /// [`State::moving`] for those who must not take the lock. Who changes it makes routes void.
+    is_moving: AtomicBool,
+    /// It came from another broker in this life of the broker: whatever is still to come is owed to it.
+    is_owed: AtomicBool,
     access: ArcSwapOption<Access>,
     state: Mutex<State>,
 }
@@ -182,6 +195,8 @@ impl Subscriber {
             client_id,
             heard_at_ms: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
+            is_moving: AtomicBool::new(false),
+            is_owed: AtomicBool::new(false),
             access: ArcSwapOption::empty(),
             state: Mutex::new(State {
                 epoch: 0,
@@ -196,6 +211,10 @@ impl Subscriber {
                 parting: None,
                 expiry: SessionExpiry::WithConnection,
                 ended: false,
+                moving: None,
+                claimed: 0,
+                claims_above: 0,
+                taken_elsewhere: false,
                 qos0_waits: false,
                 address: None,
                 rivalry: Rivalry::default(),
@@ -224,6 +243,7 @@ impl Subscriber {
     ) -> u64 {
         if let Some(durable) = &mut state.durable {
             durable.owner = self.access().map(|access| access.owner()).unwrap_or_default();
+            durable.claim = state.claimed;
         }
         let epoch = state.connect(writes, connected, expiry, will, connack);
         self.epoch.store(epoch, Ordering::Release);
@@ -241,6 +261,28 @@ impl Subscriber {
     /// A restarted broker has read the session; that was its last connection.
     pub(super) fn restored(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Release);
+    }
+
+    pub(super) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Release);
+    }
+
+    pub(super) fn set_moving(&self, is_moving: bool) {
+        self.is_moving.store(is_moving, Ordering::Release);
+    }
+
+    pub(super) fn set_owed(&self) {
+        self.is_owed.store(true, Ordering::Release);
+    }
+
+    /// Whether it is on its way between brokers: then what is for it is wanted elsewhere.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.is_moving.load(Ordering::Acquire)
+    }
+
+    /// Whether it came from another broker, with all that it had been given there: it is owed all else, also what was published while this broker was down.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.is_owed.load(Ordering::Relaxed)
     }
 
     /// Whether connection `epoch` is the session's latest.
@@ -347,7 +389,7 @@ impl State {
         message: &Message<'_>,
         delivery: &Delivery<'_>,
     ) -> Outcome {
-        if !self.keeps(delivery.qos) {
+        if !self.keeps(delivery.qos) || (self.moving.is_some() && delivery.qos == QoS::AtMostOnce) {
             return Outcome::Away;
         }
         self.queue(variants, writes, message, delivery)
@@ -382,6 +424,10 @@ impl State {
         if let Some(durable) = self.durable.as_mut().filter(|_| delivery.qos != QoS::AtMostOnce) {
             durable.place(writes, &mut queued, Stage::Queued);
         }
+        if let Some(Moving::Coming { sources }) = &mut self.moving {
+            sources.push(variants.source.clone());
+            queued.order = sources.len() as Order;
+        }
         self.outbound.enqueue(queued);
         self.qos0_waits = self.outbound.qos0_waits();
         if dropped > 0 { Outcome::QueuedInstead(dropped) } else { Outcome::Queued }
@@ -405,6 +451,11 @@ impl State {
         }
         self.outbound.stage(queued);
         (Outcome::Staged, self.outbox.owner_to_wake())
+    }
+
+    /// What waits has come from elsewhere.
+    pub(super) fn look_for_qos0(&mut self) {
+        self.qos0_waits = self.outbound.qos0_waits();
     }
 
     fn is_kept(&self) -> bool {
@@ -674,6 +725,12 @@ impl State {
                 durable.identify(writes, Change::Completed(durable.session, id));
             }
         }
+    }
+
+    /// What the connection says is not heard any more: the session has gone on elsewhere, or is about to.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        self.moving.is_some() || self.ended
     }
 
     /// Whether it outlives the broker.

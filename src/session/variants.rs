@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use super::aliases::Alias;
 use super::message::{Delivery, Message, StoredMessage, remaining_seconds};
+use super::moved::Source;
 use super::outbox::Outbox;
 use crate::codec::{self, PacketId, ProtocolVersion, PublishHead, QoS};
 use crate::limits::SHARE_PAYLOAD_BYTES;
@@ -33,6 +34,8 @@ pub struct Variants {
     stored: Option<Arc<StoredMessage>>,
     /// How much memory there was when the message came.
     pub(crate) memory: Level,
+    /// Whence the message is, where a session is on its way for which that matters.
+    pub(crate) source: Option<Source>,
 }
 
 /// Why a message was not appended.

@@ -90,7 +90,15 @@ impl Post {
 
     /// The next that has come, if there is one.
     pub fn receive(&self) -> Option<Mail> {
+        self.receive_if(|_| true)
+    }
+
+    /// The next that has come, if there is one and `is_wanted` says so of it.
+    pub fn receive_if(&self, is_wanted: impl FnOnce(&Mail) -> bool) -> Option<Mail> {
         let mut received = self.received.lock();
+        if !received.mail.front().is_some_and(is_wanted) {
+            return None;
+        }
         let mail = received.mail.pop_front()?;
         received.bytes -= size(&mail);
         Some(mail)

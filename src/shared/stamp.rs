@@ -1,6 +1,6 @@
 //! When a retained message was written, on a clock that all brokers of the mesh have in common: hybrid logical time.
 //!
-//! A [`Stamp`] is the wall clock's milliseconds, or one more than the greatest stamp that was seen, whichever is later. So whoever knows of a
+//! A [`Stamp`] is the wall clock's time, or one more than the greatest stamp that was seen, whichever is later. So whoever knows of a
 //! write writes later, whatever his clock says; only of two that know nothing of each other do the clocks decide, and then chance.
 //!
 //! **Mesh time** is the most advanced clock of the mesh: neighbours tell each other theirs, and one that is more than [`TOLERANCE_MS`] behind
@@ -38,10 +38,11 @@ pub enum ClockWord {
 pub struct StampClock {
     /// See [`Stamp::writer`].
     writer: u64,
-    /// Zero of `unix_ms`.
+    /// Zero of `unix_us`.
     started_at: Instant,
-    /// The wall clock at `started_at`, as far as one can tell now, milliseconds since the Unix epoch.
-    unix_ms: AtomicU64,
+    /// The wall clock at `started_at`, as far as one can tell now, microseconds since the Unix epoch: of two things that one after the other happened at two
+    /// brokers within a millisecond the later has the later stamp, as well as their clocks agree.
+    unix_us: AtomicU64,
     /// What mesh time is ahead of it, milliseconds.
     offset_ms: AtomicU64,
     /// [`Stamp::time`] of the greatest stamp that was given or seen.
@@ -55,7 +56,7 @@ impl StampClock {
         Self {
             writer,
             started_at: now,
-            unix_ms: AtomicU64::new(millis(unix)),
+            unix_us: AtomicU64::new(micros(unix)),
             offset_ms: AtomicU64::new(0),
             last: AtomicU64::new(0),
         }
@@ -69,14 +70,16 @@ impl StampClock {
 
     /// The wall clock was set, or a machine has slept.
     pub fn set(&self, unix: Duration, now: Instant) {
-        let elapsed = millis(now.saturating_duration_since(self.started_at));
-        self.unix_ms.store(millis(unix).saturating_sub(elapsed), Ordering::Relaxed);
+        let elapsed = micros(now.saturating_duration_since(self.started_at));
+        self.unix_us.store(micros(unix).saturating_sub(elapsed), Ordering::Relaxed);
     }
 
     /// The stamp of a write that happens now: greater than all that were given or seen.
     #[must_use]
     pub fn tick(&self, now: Instant) -> Stamp {
-        let present = self.mesh_ms(now) << Stamp::COUNTER_BITS;
+        // In range: less than a millisecond.
+        let within = ((self.wall_us(now) % 1_000) << Stamp::COUNTER_BITS) / 1_000;
+        let present = (self.mesh_ms(now) << Stamp::COUNTER_BITS) + within;
         let next = |last: u64| Some(present.max(last.saturating_add(1)));
         // It always succeeds: `next` is never none.
         let last = self.last.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or_default();
@@ -126,14 +129,20 @@ impl StampClock {
     }
 
     fn wall_ms(&self, now: Instant) -> u64 {
-        let elapsed = millis(now.saturating_duration_since(self.started_at));
-        self.unix_ms.load(Ordering::Relaxed).saturating_add(elapsed)
+        (self.wall_us(now) / 1_000).min(MILLIS_MAX)
+    }
+
+    fn wall_us(&self, now: Instant) -> u64 {
+        let elapsed = micros(now.saturating_duration_since(self.started_at));
+        self.unix_us.load(Ordering::Relaxed).saturating_add(elapsed)
     }
 }
 
-fn millis(time: Duration) -> u64 {
-    // What a stamp has room for.
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).min(u64::MAX >> (Stamp::COUNTER_BITS + 1))
+/// What a stamp has room for.
+const MILLIS_MAX: u64 = u64::MAX >> (Stamp::COUNTER_BITS + 1);
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -523,9 +523,9 @@ impl Mirror {
         match key {
             Key::Session(number) => match self.sessions.get(number) {
                 Some(session) if session.slot.is_dirty => {
-                    let Head { client_id, owner, expiry, left_at } = &session.head;
+                    let Head { client_id, owner, expiry, left_at, claim } = &session.head;
                     let left_at_ms = left_at.map(|at| clocks.unix_ms(at));
-                    sink.put(&Record::Session { session: number.0, client_id, owner, expiry: *expiry, left_at_ms })
+                    sink.put(&Record::Session { session: number.0, client_id, owner, expiry: *expiry, left_at_ms, claim: *claim })
                 }
                 _ => Ok(()),
             },

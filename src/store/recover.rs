@@ -53,6 +53,7 @@ struct ReadHead {
     owner: Arc<str>,
     expiry: SessionExpiry,
     left_at_ms: Option<u64>,
+    claim: u64,
     at: Segment,
 }
 
@@ -213,8 +214,8 @@ impl Reading {
 
     fn take(&mut self, record: Record<'_>, at: Segment) {
         match record {
-            Record::Session { session, client_id, owner, expiry, left_at_ms } => {
-                let head = ReadHead { client_id: client_id.into(), owner: owner.into(), expiry, left_at_ms, at };
+            Record::Session { session, client_id, owner, expiry, left_at_ms, claim } => {
+                let head = ReadHead { client_id: client_id.into(), owner: owner.into(), expiry, left_at_ms, claim, at };
                 self.session(session).head = Some(head);
             }
             Record::Ended { session } => {
@@ -407,10 +408,10 @@ impl ReadSession {
         clocks: &Clocks,
         lost: &mut Lost,
     ) {
-        let Some(ReadHead { client_id, owner, expiry, left_at_ms, at }) = self.head else { return };
+        let Some(ReadHead { client_id, owner, expiry, left_at_ms, claim, at }) = self.head else { return };
         // A clock that was ahead then, or is behind now, must not let it live longer than from now on.
         let left_at = left_at_ms.map(|left_at_ms| clocks.instant(left_at_ms).min(clocks.now));
-        let head = Head { client_id: client_id.into(), owner, expiry, left_at };
+        let head = Head { client_id: client_id.into(), owner, expiry, left_at, claim };
         mirror.set_session(number, head.clone(), at);
         if left_at.is_none() {
             // It was connected when the broker ended: when it left is unknown, and counts from now.

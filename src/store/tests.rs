@@ -359,7 +359,7 @@ impl History {
                 let expiry = SessionExpiry::After(Duration::from_secs(seconds));
                 let left_at = self.rng.random::<bool>().then(clock::now);
                 let client_id = self.session(number).client_id.as_str().into();
-                vec![Change::Session(id, Head { client_id, owner: Arc::default(), expiry, left_at })]
+                vec![Change::Session(id, Head { client_id, owner: Arc::default(), expiry, left_at, claim: 0 })]
             }
             _ => {
                 let stamp = self.stamp();
@@ -416,7 +416,8 @@ impl History {
         self.made += 1;
         let client_id = format!("client {}", self.made);
         self.model.sessions.insert(self.made, ModelSession { client_id: client_id.clone(), ..ModelSession::default() });
-        let head = Head { client_id: client_id.into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at: None };
+        let head =
+            Head { client_id: client_id.into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at: None, claim: 0 };
         vec![Change::Session(SubscriberId(self.made), head)]
     }
 
@@ -770,7 +771,7 @@ fn what_comes_late_of_a_will_that_is_gone_does_not_bring_it_back() {
     let disk = Disk::default();
     let (mut writer, ..) = disk.open();
     let id = SubscriberId(1);
-    let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at: None };
+    let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at: None, claim: 0 };
     let will = Will { message: (*message("w", vec![])).clone(), message_expiry: None, delay: Duration::ZERO };
     writer.commit(&mut vec![Change::Session(id, head), Change::WillGone(id, 2)]).unwrap();
     writer.commit(&mut vec![Change::Will(id, 2, Arc::new(will))]).unwrap();
@@ -783,7 +784,7 @@ fn a_clock_that_was_ahead_makes_nothing_last_longer() {
     let disk = Disk::default();
     let (mut writer, ..) = disk.open();
     let left_at = Some(clock::now() + Duration::from_secs(1_000_000));
-    let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at };
+    let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at, claim: 0 };
     writer.commit(&mut vec![Change::Session(SubscriberId(1), head)]).unwrap();
     let (_, restored, _) = disk.open();
     assert!(restored.sessions[0].head.left_at.unwrap() <= clock::now());
@@ -794,7 +795,13 @@ fn what_expires_and_what_was_connected_counts_from_the_right_moment() {
     let disk = Disk::default();
     let (mut writer, ..) = disk.open();
     let now = clock::now();
-    let head = |name: &str, left_at| Head { client_id: name.into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at };
+    let head = |name: &str, left_at| Head {
+        client_id: name.into(),
+        owner: Arc::default(),
+        expiry: SessionExpiry::Never,
+        left_at,
+        claim: 0,
+    };
     let expiring = |seconds| {
         let expires_at = Some(now + Duration::from_millis(seconds));
         Arc::new(StoredMessage { expires_at, topic: format!("t/{seconds}").into(), ..(*message("", vec![])).clone() })

@@ -35,6 +35,10 @@ impl Wire {
         let mut wire = Self { stream, input: Vec::new(), version: connect.version };
         wire.send(&connect.encode())?;
         let connack = wire.receive_until(|| false)?;
+        // Its session is at another broker, and could not be fetched: it tries again.
+        if (connack.kind, connack.reason) == (kind::CONNACK, 0x88) {
+            return None;
+        }
         assert_eq!((connack.kind, connack.reason), (kind::CONNACK, 0), "{connack:?}");
         if *knows {
             assert!(connack.session_present, "the session of {} is gone", connect.id);

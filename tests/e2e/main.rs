@@ -38,6 +38,7 @@ mod replay;
 mod restart;
 mod retained;
 mod serve;
+mod sessions;
 mod shared;
 mod sight;
 mod trace;

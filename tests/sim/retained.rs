@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mqtt_st_quic::codec::QoS;
 use mqtt_st_quic::config::SharedStrategy;
 use mqtt_st_quic::frame::bulk;
-use mqtt_st_quic::ids::Stamp;
+use mqtt_st_quic::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, Stamp};
 use mqtt_st_quic::metrics::Metrics;
 use mqtt_st_quic::replication::MeshMessage;
 use mqtt_st_quic::router::{Arrival, Batch, Ingress, LinkDelivery, RouteCache, Router, RouterLimits};
@@ -21,6 +21,9 @@ use mqtt_st_quic::shared::retained::{RetainedSync, key_of};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+/// Nobody asks for it here.
+const ANY_ID: MessageId =
+    MessageId { origin_lane: OriginLane { origin: BrokerId(1), log: LogId(1), lane: LaneId(4) }, sequence: 1 };
 const STEP: Duration = Duration::from_millis(100);
 const TOPICS: usize = 8;
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
@@ -290,7 +293,7 @@ impl World {
                     stamp: Some(live.stamp),
                     picks: Default::default(),
                 };
-                life.deliver.deliver(&message, self.now);
+                life.deliver.deliver(&message, ANY_ID, self.now);
                 life.deliver.flush(self.now);
             }
         }

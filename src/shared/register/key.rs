@@ -9,6 +9,7 @@ use crate::ids::{BrokerId, Incarnation};
 
 const EVERYTHING: u8 = 0;
 const FILTER: u8 = 1;
+const SESSION: u8 = 2;
 const ECHO: u8 = 3;
 const BRIDGE: u8 = 16;
 
@@ -22,12 +23,21 @@ pub enum Key {
     Everything,
     /// A topic filter to which somebody there is subscribed, as it was subscribed: with its `$share/` and group.
     Filter(Arc<str>),
+    /// A client's session, which is there.
+    Session(Arc<str>),
     /// Another member's register.
     Echo(BrokerId),
     /// A bridge of this name that the broker could serve.
     Bridge(Arc<str>),
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
+}
+
+/// Since when a client's session is a broker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    /// [`Stamp::time`](crate::ids::Stamp::time) of the CONNECT that made it so; 0: of an earlier version.
+    pub stamp: u64,
 }
 
 /// How far another member's register was taken in.
@@ -66,6 +76,8 @@ pub enum Value {
     Present,
     /// Of a [`Key::Filter`] of a share group.
     Members(ShareMembers),
+    /// Of [`Key::Session`].
+    Claim(Claim),
     /// Of [`Key::Echo`].
     Echo(Echo),
     /// Of [`Key::Bridge`].
@@ -79,6 +91,7 @@ impl Key {
         match self {
             Self::Everything => EVERYTHING,
             Self::Filter(_) => FILTER,
+            Self::Session(_) => SESSION,
             Self::Echo(_) => ECHO,
             Self::Bridge(_) => BRIDGE,
             Self::Unknown(kind, _) => *kind,
@@ -88,7 +101,7 @@ impl Key {
     fn put_bytes(&self, out: &mut Vec<u8>) {
         match self {
             Self::Everything => put_block(out, &[]),
-            Self::Filter(text) | Self::Bridge(text) => put_block(out, text.as_bytes()),
+            Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => put_block(out, text.as_bytes()),
             Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
             Self::Unknown(_, bytes) => put_block(out, bytes),
         }
@@ -98,7 +111,7 @@ impl Key {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Everything => 0,
-            Self::Filter(text) | Self::Bridge(text) => text.len(),
+            Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => text.len(),
             Self::Echo(_) => size_of::<u64>(),
             Self::Unknown(_, bytes) => bytes.len(),
         }
@@ -110,6 +123,7 @@ impl Key {
             EVERYTHING if bytes.is_empty() => Self::Everything,
             FILTER => Self::Filter(text()?),
             BRIDGE => Self::Bridge(text()?),
+            SESSION => Self::Session(text()?),
             ECHO => Self::Echo(BrokerId(u64::from_be_bytes(bytes.try_into().map_err(|_| FrameError::Truncated("register key"))?))),
             _ => Self::Unknown(kind, bytes.into()),
         })
@@ -125,6 +139,7 @@ impl Value {
                 put_varint(&mut bytes, members.connected.into());
                 put_varint(&mut bytes, members.away.into());
             }
+            Self::Claim(claim) => put_varint(&mut bytes, claim.stamp),
             Self::Echo(echo) => {
                 put_varint(&mut bytes, echo.incarnation.0);
                 put_varint(&mut bytes, echo.version);
@@ -141,6 +156,7 @@ impl Value {
 
     fn read(key: &Key, bytes: &[u8]) -> Self {
         let known = match key {
+            Key::Session(_) => read_claim(bytes).ok().map(Self::Claim),
             Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
             Key::Filter(_) if !bytes.is_empty() => read_members(bytes).ok().map(Self::Members),
             Key::Bridge(_) => read_bridge(bytes).ok().map(Self::Bridge),
@@ -156,6 +172,13 @@ fn read_members(bytes: &[u8]) -> Result<ShareMembers, FrameError> {
     let members = ShareMembers { connected: number()?, away: number()? };
     reader.finish()?;
     Ok(members)
+}
+
+fn read_claim(bytes: &[u8]) -> Result<Claim, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let claim = Claim { stamp: reader.varint("stamp of a claim")? };
+    reader.finish()?;
+    Ok(claim)
 }
 
 fn read_echo(bytes: &[u8]) -> Result<Echo, FrameError> {

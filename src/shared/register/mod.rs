@@ -1,5 +1,5 @@
-//! Registers: what each broker tells all others that is keyed and may be large. Its subscribers' filters ([`Key::Filter`]), and what
-//! it has taken in of others ([`Key::Echo`]).
+//! Registers: what each broker tells all others that is keyed and may be large. Its subscribers' filters ([`Key::Filter`]), whose
+//! sessions it has ([`Key::Session`]), and what it has taken in of others ([`Key::Echo`]).
 //!
 //! A register is a map of one broker, the **owner**, in one of its lives. It travels as numbered **deltas**, each signed by its owner, flooded
 //! on all links, and is kept until the owner leaves the roster: however the tree moves, and while the owner is dead or cut off.
@@ -43,7 +43,7 @@ mod seek;
 mod sum;
 
 pub use delta::{Delta, DeltaHead, DeltaMode, End, Have, Page, Want};
-pub use key::{BridgeClaim, Echo, Key, ShareMembers, Value};
+pub use key::{BridgeClaim, Claim, Echo, Key, ShareMembers, Value};
 pub use members::{Judgement, Registers, Say};
 pub use own::Register;
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::{BridgeClaim, Change, Echo, Key, ShareMembers, Value};
+use super::{BridgeClaim, Change, Claim, Echo, Key, ShareMembers, Value};
 use crate::ids::BrokerId;
 
 /// What this broker tells all others. Whoever changes it takes one short lock.
@@ -114,6 +114,16 @@ impl Register {
         self.change(|pending| pending.put(Key::Bridge(name.into()), Value::Bridge(claim)));
     }
 
+    /// A client's session is here.
+    pub fn claim(&self, client_id: &Arc<str>, claim: Claim) {
+        self.change(|pending| pending.put(Key::Session(Arc::clone(client_id)), Value::Claim(claim)));
+    }
+
+    /// It is not any more.
+    pub fn release(&self, client_id: &Arc<str>) {
+        self.change(|pending| pending.remove(Key::Session(Arc::clone(client_id))));
+    }
+
     /// So much of another's register was taken in.
     pub(super) fn echo(&self, member: BrokerId, echo: Echo) {
         self.change(|pending| pending.put(Key::Echo(member), Value::Echo(echo)));
@@ -192,7 +202,11 @@ impl Register {
 
     /// All that was asked up to `asked` is told with `version`.
     pub(super) fn has_told(&self, asked: u64, version: u64) {
-        self.pending.lock().told = (asked, version);
+        let mut pending = self.pending.lock();
+        // What is told later and asks for nothing is echoed by nobody.
+        if pending.told.0 < asked {
+            pending.told = (asked, version);
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut Pending)) {
@@ -258,6 +272,17 @@ mod tests {
         assert_eq!(told.pop(), Some((Key::Everything, None)));
         let wanted = told.iter().filter(|(key, value)| matches!(key, Key::Filter(_)) && value.is_some()).count();
         assert_eq!((wanted, told.contains(&(Key::Everything, None))), (40, false));
+
+        // What is told after what was asked does not move the answer to where nobody answers.
+        let asked = register.ask_echo();
+        let taken = register.take(1_000);
+        assert!(taken.is_all && taken.echo && taken.asked == asked);
+        register.has_told(taken.asked, 5);
+        register.add_filter("later");
+        register.has_told(register.take(1_000).asked, 6);
+        assert_eq!((register.told(asked), register.told(asked + 1)), (Some(5), None));
+        register.remove_filter("later");
+        register.take(1_000);
 
         // It is many again before all was told: that comes first.
         (40..=100).for_each(|n| register.add_filter(&filter(n)));

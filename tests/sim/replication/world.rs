@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mqtt_st_quic::codec::QoS;
-use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenNumber, PortId, RootClaim};
+use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, MessageId, OpenNumber, PortId, RootClaim};
 use mqtt_st_quic::interest::{Interest, Mode, Rules};
 use mqtt_st_quic::limits::PULL_REPEAT;
 use mqtt_st_quic::replication::{
@@ -85,7 +85,7 @@ fn topic_name(topic: usize) -> String {
 }
 
 impl Deliver for Inbox {
-    fn deliver(&mut self, message: &MeshMessage<'_>) {
+    fn deliver(&mut self, message: &MeshMessage<'_>, _: MessageId) {
         if self.unwanted.contains(message.topic) {
             return;
         }

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use mqtt_st_quic::auth::{Identity, Place, Policy};
 use mqtt_st_quic::codec::{self, Disconnect, DisconnectProperties, Packet, QoS, ReasonCode};
 use mqtt_st_quic::config::SharedStrategy;
-use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, OpenNumber, OriginLane, PortId, RootClaim};
+use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, MessageId, OpenNumber, OriginLane, PortId, RootClaim};
 use mqtt_st_quic::interest::{Echoes, Interest, Mode, Neighbourhood, Rules, Told};
 use mqtt_st_quic::limits::{PULL_REPEAT, REGISTER_FILTERS_MAX};
 use mqtt_st_quic::metrics::Metrics;
@@ -311,12 +311,12 @@ struct Local<'a> {
 }
 
 impl Deliver for Local<'_> {
-    fn deliver(&mut self, message: &MeshMessage<'_>) {
-        self.delivery.deliver(message, self.now);
+    fn deliver(&mut self, message: &MeshMessage<'_>, id: MessageId) {
+        self.delivery.deliver(message, id, self.now);
     }
 
-    fn catch_up(&mut self, message: &MeshMessage<'_>) {
-        self.delivery.catch_up(message, self.now);
+    fn catch_up(&mut self, message: &MeshMessage<'_>, id: MessageId) {
+        self.delivery.catch_up(message, id, self.now);
     }
 
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {

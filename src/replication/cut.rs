@@ -1,0 +1,50 @@
+//! How far the sessions of this broker have been given what was published: for a session that goes on at another broker. Of QoS 1 and 2 only.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use super::Replication;
+use super::lane::Lane;
+use crate::ids::OriginLane;
+
+/// Of one origin-lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cover {
+    /// The last id that sessions were given, or that none of them wants.
+    pub id: u64,
+    /// Something of it came in this life of the broker: whoever is in the mesh will have as much. Else that is known from the disk only, and others may
+    /// have forgotten it.
+    pub is_live: bool,
+}
+
+/// The covers of all origin-lanes of which something is known.
+pub type Covers = BTreeMap<OriginLane, Cover>;
+
+impl Replication {
+    /// Up to where sessions here have been given everything. Exact only on the exclusive side of [`Replication::quiesce`].
+    #[must_use]
+    pub fn delivered(&self) -> Covers {
+        self.lanes.iter().filter(|lane| lane.reliable).flat_map(Lane::delivered).collect()
+    }
+
+    /// Whether sessions here have been given everything up to `covers`, as far as it can still come.
+    #[must_use]
+    pub fn has_delivered(&self, covers: &Covers) -> bool {
+        let has = |stream: &OriginLane, cover: &Cover| {
+            let lane = self.lane(stream.lane).filter(|lane| lane.reliable);
+            lane.is_none_or(|lane| lane.delivered_of(&(stream.origin, stream.log)) >= cover.id)
+        };
+        covers.iter().filter(|(_, cover)| cover.is_live).all(|(stream, cover)| has(stream, cover))
+    }
+}
+
+impl Lane {
+    fn delivered(&self) -> Vec<(OriginLane, Cover)> {
+        let own = (self.own.id(), Cover { id: self.own_last.load(Ordering::Acquire), is_live: true });
+        let others = self.streams().into_iter().map(|stream| {
+            let cover = stream.cover();
+            (stream.id(), Cover { id: stream.delivered_of(cover).max(stream.dealt_with()), is_live: cover > 0 })
+        });
+        others.chain([own]).filter(|(_, cover)| cover.id > 0).collect()
+    }
+}

@@ -1,0 +1,163 @@
+//! One client id in the whole mesh: whose session a client's is.
+//!
+//! Each CONNECT makes the session this broker's by a *claim* in its register, with a stamp of mesh time that is later than any that is known of
+//! that client. The newest claim holds; of two equal ones that of the broker with the greater id. A broker that hears of a newer claim than its own to a
+//! session which is not on its way there gives that up: its connection is closed with 0x8E, its will goes out as at any takeover, and what waited in it is dropped and
+//! counted. So also after a partition one session is left.
+//!
+//! Sessions of bridges are no part of this: brokers that have the same bridge have a session each, and agree among each other who serves it.
+//!
+//! Claims of others are taken in under the registers' lock, so only noted there, in an index of their own ([`Claims`]): whoever looks up a client takes no lock under
+//! which anything is worked out. [`Router::drive_moves`] follows what was noted.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use atomic_waker::AtomicWaker;
+use dashmap::{DashMap, Entry};
+use parking_lot::Mutex;
+
+use super::connect::TakenOver;
+use super::{Batch, Router};
+use crate::auth::{Access, Identity};
+use crate::ids::{BrokerId, Stamp};
+use crate::session::Subscriber;
+use crate::shared::register::{Change, Claim, Follow, Key, Value};
+
+/// A claim: its stamp, and whose it is. The greater one holds.
+pub(super) type Claimed = (u64, BrokerId);
+
+/// What others claim.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    known: DashMap<Arc<str>, Vec<Claimed>, ahash::RandomState>,
+    /// What is to be looked at.
+    heard: Mutex<Vec<(Arc<str>, Claimed)>>,
+    waker: AtomicWaker,
+}
+
+impl Claims {
+    fn note(&self, client_id: &Arc<str>, by: BrokerId, stamp: Option<u64>) {
+        let mut known = self.known.entry(Arc::clone(client_id)).or_default();
+        known.retain(|(_, other)| *other != by);
+        known.extend(stamp.map(|stamp| (stamp, by)));
+        let is_empty = known.is_empty();
+        drop(known);
+        if is_empty {
+            self.known.remove_if(client_id, |_, known| known.is_empty());
+        }
+    }
+
+    fn forget(&self, by: BrokerId) {
+        self.known.retain(|_, known| {
+            known.retain(|(_, other)| *other != by);
+            !known.is_empty()
+        });
+    }
+
+    /// What was heard since this was asked last.
+    pub(super) fn take_heard(&self) -> Vec<(Arc<str>, Claimed)> {
+        std::mem::take(&mut *self.heard.lock())
+    }
+}
+
+impl Follow for Claims {
+    /// Comes as well where what was known of the member is void.
+    fn joined(&self, by: BrokerId) {
+        self.forget(by);
+    }
+
+    fn known(&self, _: BrokerId) {}
+
+    fn changed(&self, by: BrokerId, changes: &[Change]) {
+        let mut claims = Vec::new();
+        for (key, value) in changes {
+            let Key::Session(client_id) = key else { continue };
+            let stamp = if let Some(Value::Claim(Claim { stamp })) = value { Some(*stamp) } else { None };
+            self.note(client_id, by, stamp);
+            claims.extend(stamp.map(|stamp| (Arc::clone(client_id), (stamp, by))));
+        }
+        if !claims.is_empty() {
+            self.heard.lock().append(&mut claims);
+            self.waker.wake();
+        }
+    }
+
+    fn left(&self, by: BrokerId) {
+        self.forget(by);
+    }
+}
+
+impl Router {
+    /// Whether sessions of this kind are the mesh's: those of bridges are their brokers' own, of which several may have one with the same client id.
+    pub(super) fn is_claimed(access: Option<&Access>) -> bool {
+        !access.is_some_and(|access| matches!(access.identity(), Identity::Bridge { .. }))
+    }
+
+    /// The stamp with which this broker claims a client's session now: later than all that are known, and than `above`. 0 without a mesh.
+    pub(super) fn claim_stamp(&self, client_id: &str, above: u64, now: Instant) -> u64 {
+        let Some(clock) = self.registers().and_then(|_| self.retained.clock()) else { return 0 };
+        // Clocks differ: what is known is older, whatever they say.
+        let newest = self.newest_claim(client_id, now).map_or(0, |(stamp, _)| stamp);
+        clock.tick(now).time.max(newest.max(above).saturating_add(1))
+    }
+
+    /// Tells the mesh that the client's session is here.
+    pub(super) fn claim(&self, subscriber: &Subscriber, stamp: u64) {
+        if let Some(registers) = self.registers().filter(|_| Self::is_claimed(subscriber.access().as_deref())) {
+            registers.own().claim(&subscriber.client_id, Claim { stamp });
+        }
+    }
+
+    /// The client has no session here any more.
+    pub(super) fn release(&self, client_id: &Arc<str>) {
+        if let Some(registers) = self.registers() {
+            registers.own().release(client_id);
+        }
+    }
+
+    /// The newest claim of another broker to the client's session, of those that can be believed.
+    pub(super) fn newest_claim(&self, client_id: &str, now: Instant) -> Option<Claimed> {
+        self.registers()?;
+        let known = self.claims.known.get(client_id)?;
+        known.iter().copied().filter(|claimed| self.is_believed(*claimed, now)).max()
+    }
+
+    /// Whether a claim's stamp is one that a broker can have given: one from far ahead would win against all that is claimed later.
+    pub(super) fn is_believed(&self, (time, by): Claimed, now: Instant) -> bool {
+        self.retained.clock().is_some_and(|clock| clock.accepts(Stamp { time, writer: by.0 }, now))
+    }
+
+    /// Ready where claims of others are to be looked at by [`drive_moves`](Self::drive_moves); until then the task is woken when there are some.
+    pub fn poll_claims(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.claims.waker.register(context.waker());
+        if self.claims.heard.lock().is_empty() { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    /// Ends the client's session here unless its claim is newer than `theirs`. Whether it did.
+    pub(super) fn yield_session(&self, batch: &mut Batch, client_id: &Arc<str>, theirs: Claimed, now: Instant) -> bool {
+        let Some(own) = self.registers().map(|registers| registers.own_id()) else { return false };
+        let Entry::Occupied(occupied) = self.registry.entry(Arc::clone(client_id)) else { return false };
+        let subscriber = Arc::clone(occupied.get());
+        let mut state = subscriber.lock();
+        if (state.claimed, own) >= theirs || !Self::is_claimed(subscriber.access().as_deref()) {
+            return false;
+        }
+        let TakenOver { address, fired } = self.take_over(batch, &mut state, false);
+        let (owed, _) = state.outbound.owed();
+        self.end(&subscriber, state, batch.writes());
+        occupied.remove();
+        self.release(client_id);
+        self.metrics.sessions.change(-1);
+        self.metrics.sessions_yielded.add(1);
+        self.metrics.dropped_yielded.add(owed as u64);
+        if let Some(fired) = fired {
+            self.publish_will(batch, &subscriber, fired.will, fired.gone, now);
+        }
+        if owed > 0 || address.is_some() {
+            self.tell_of_yield(client_id, address.flatten(), owed, now);
+        }
+        true
+    }
+}

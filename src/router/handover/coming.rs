@@ -1,0 +1,494 @@
+//! The new broker's side of a move. See the [module's page](super).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dashmap::Entry as Slot;
+
+use super::pages::{Pages, Took};
+use super::word::{Outcome, Part, Why, Word, read_covers_before};
+use super::{Line, Machine, PATIENCE, REPEAT, Request, Turn, Verdict, Waiting};
+use crate::auth::Access;
+use crate::frame::Reader;
+use crate::ids::{BrokerId, MessageId};
+use crate::limits::HANDOVERS_LARGE_MAX;
+use crate::pressure::Level;
+use crate::replication::Covers;
+use crate::router::Router;
+use crate::router::deadlines::Due;
+use crate::session::{MovedContent, MovedHead, RESTORED_EPOCH, Rivalry, SessionExpiry, Subscriber, SubscriptionOptions};
+use crate::topic;
+
+/// Covers in one letter.
+const CUT_COVERS: usize = 1_000;
+/// Letters with covers.
+pub(super) const CUT_PARTS_MAX: usize = 256;
+/// What the old broker has delivered and this one has not is waited for so long.
+const CATCH_UP: Duration = Duration::from_secs(8);
+/// From broker to broker a session is followed so often.
+const HOPS_MAX: usize = 4;
+/// It is no longer said that the session is here, or that all know what it wants, to whom does not answer.
+const END_PATIENCE: Duration = Duration::from_secs(60);
+/// A claim that comes to light so soon after a client came was made before it came.
+const JUST_COME: Duration = Duration::from_millis(500);
+/// Between two words of that.
+const END_REPEAT: Duration = Duration::from_secs(1);
+
+/// A session that comes.
+#[derive(Debug)]
+pub(super) struct Coming {
+    pub(super) line: Line,
+    stamp: u64,
+    access: Option<Arc<Access>>,
+    stage: Stage,
+    pub(super) waiting: Vec<Arc<Waiting>>,
+    hops: usize,
+    since: Instant,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Who it is has been asked.
+    Head(Pages),
+    /// It is subscribed here; what is in it is waited for.
+    Content { draft: Draft, cut: Vec<Covers>, pages: Pages },
+    /// All of it is here; this broker is to deliver as much as the old one had.
+    CatchingUp { draft: Draft, content: MovedContent, covers: Covers, since: Instant },
+    /// It is a session of this broker, which is safe with that change.
+    Installed { number: u64 },
+}
+
+/// A session in no registry.
+#[derive(Debug)]
+struct Draft {
+    subscriber: Arc<Subscriber>,
+    rivalry: Rivalry,
+    was_connected: bool,
+}
+
+/// A session that came, of which the old broker has still to be told.
+#[derive(Debug)]
+pub(super) struct Finished {
+    client_id: Arc<str>,
+    stamp: u64,
+    line: Line,
+    since: Instant,
+    /// The old broker knows that it is here.
+    is_gone: bool,
+    /// What others are to have taken in of this broker's register.
+    echo: u64,
+}
+
+impl Coming {
+    pub(super) fn stamp(&self) -> u64 {
+        self.stamp
+    }
+
+    pub(super) fn is_installed(&self) -> bool {
+        matches!(self.stage, Stage::Installed { .. })
+    }
+
+    /// Whether this broker itself has to come further first.
+    pub(super) fn waits_for_us(&self) -> bool {
+        matches!(self.stage, Stage::CatchingUp { .. } | Stage::Installed { .. })
+    }
+
+    fn is_large(&self) -> bool {
+        matches!(&self.stage, Stage::Content { pages, .. } if pages.are_many())
+    }
+}
+
+impl Machine {
+    pub(super) fn begin_coming(&mut self, turn: &mut Turn<'_>, request: Request, peer: BrokerId) {
+        let Request { client_id, access, waiting, stamp, since, .. } = request;
+        let coming = Coming {
+            line: Line::new(peer, rand::random(), turn.now),
+            stamp,
+            access,
+            stage: Stage::Head(Pages::default()),
+            waiting: vec![waiting],
+            hops: 0,
+            since,
+        };
+        turn.write(peer, coming.line.id, &Word::Ask { stamp, client_id: &client_id });
+        self.coming.insert(client_id, coming);
+    }
+
+    fn coming_of(&mut self, (from, id): (BrokerId, u64), now: Instant) -> Option<(&Arc<str>, &mut Coming)> {
+        let found = self.coming.iter_mut().find(|(_, coming)| coming.line.is(from, id));
+        found.map(|(client_id, coming)| {
+            coming.line.heard(now);
+            (client_id, coming)
+        })
+    }
+
+    /// The old broker sends a page.
+    pub(super) fn paged(&mut self, turn: &mut Turn<'_>, line: (BrokerId, u64), part: Part, (page, of): (u64, u64), bytes: &[u8]) {
+        let is_full = turn.router.pressure.level() == Level::Full;
+        let large = self.coming.values().filter(|coming| coming.is_large()).count();
+        let Some((client_id, coming)) = self.coming_of(line, turn.now) else { return };
+        let client_id = Arc::clone(client_id);
+        let pages = match (&mut coming.stage, part) {
+            (Stage::Head(pages), Part::Head) | (Stage::Content { pages, .. }, Part::Content) => pages,
+            _ => return,
+        };
+        if is_full {
+            return self.stop_coming(turn, &client_id, Verdict::Refused);
+        }
+        let may_ask = pages.are_many() || large < HANDOVERS_LARGE_MAX;
+        match pages.take(page, of, bytes) {
+            Took::Nothing => {}
+            Took::Page => coming.line.asked_at = turn.now,
+            Took::LastAsked(first) => {
+                coming.line.asked_at = turn.now;
+                if may_ask {
+                    turn.write(line.0, line.1, &Word::Fetch { part, first });
+                }
+            }
+            Took::All(bytes) => match part {
+                Part::Head => self.head_came(turn, &client_id, &bytes),
+                Part::Content => self.content_came(turn, &client_id, &bytes),
+            },
+        }
+    }
+
+    fn head_came(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, bytes: &[u8]) {
+        let read = || {
+            let mut reader = Reader::new(bytes);
+            let (left_ms, was_connected) = (reader.varint("rivalry").ok()?, reader.byte("connection").ok()? == 1);
+            let head = MovedHead::decode(reader.rest()).ok()?;
+            (head.client_id == *client_id && head.expiry != SessionExpiry::WithConnection).then_some((left_ms, was_connected, head))
+        };
+        let Some((left_ms, was_connected, head)) = read() else {
+            tracing::error!(client = ?client_id, "what another broker says of a session is not understood");
+            return self.stop_coming(turn, client_id, Verdict::Refused);
+        };
+        let Some(access) = self.coming.get(client_id).map(|coming| coming.access.clone()) else { return };
+        if !is_owner(&head.owner, access.as_deref()) {
+            // Another user's, as here: the client's begins anew, and its claim ends the other.
+            return self.stop_coming(turn, client_id, Verdict::Proceed);
+        }
+        let (router, now) = (turn.router, turn.now);
+        let number = router.next_subscriber_id();
+        let subscriber = Arc::new(Subscriber::new(number, Arc::clone(client_id), router.limits.outbound, None));
+        subscriber.set_access(access);
+        subscriber.come(&head);
+        // Of share groups it is no member before it is a session of this broker: a message for one goes to one member only.
+        let covers = turn.quietly(|router, mesh| {
+            let filters = || head.subscriptions.iter().filter(|(text, _)| !topic::is_shared(text));
+            filters().for_each(|(text, _)| router.tell_filter_of(false, text, true));
+            router.insert_filters(&subscriber, filters());
+            mesh.delivered()
+        });
+        let rivalry = Rivalry::elsewhere(left_ms, router.millis(now));
+        let covers: Vec<_> = covers.into_iter().collect();
+        let mut cut: Vec<Covers> = covers.chunks(CUT_COVERS).map(|part| part.iter().copied().collect()).collect();
+        if cut.is_empty() {
+            cut.push(Covers::new());
+        }
+        let draft = Draft { subscriber, rivalry, was_connected };
+        let Some(coming) = self.coming.get_mut(client_id) else { return };
+        if cut.len() > CUT_PARTS_MAX {
+            coming.stage = Stage::Content { draft, cut: Vec::new(), pages: Pages::default() };
+            return self.stop_coming(turn, client_id, Verdict::Refused);
+        }
+        coming.line.asked_at = now;
+        coming.ask(turn, client_id, Some(&cut));
+        coming.stage = Stage::Content { draft, cut, pages: Pages::default() };
+    }
+
+    fn content_came(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, bytes: &[u8]) {
+        let read = || {
+            let mut reader = Reader::new(bytes);
+            let covers = read_covers_before(&mut reader).ok()?;
+            Some((covers, MovedContent::decode(reader.rest(), turn.now).ok()?))
+        };
+        let Some((covers, content)) = read() else {
+            tracing::error!(client = ?client_id, "what is in another broker's session is not understood");
+            return self.stop_coming(turn, client_id, Verdict::Refused);
+        };
+        let Some(coming) = self.coming.get_mut(client_id) else { return };
+        let since = turn.now;
+        coming.stage = match std::mem::replace(&mut coming.stage, Stage::Head(Pages::default())) {
+            Stage::Content { draft, .. } => Stage::CatchingUp { draft, content, covers, since },
+            other => other,
+        };
+        self.install(turn, client_id);
+    }
+
+    /// Makes a session of this broker of it, once this broker has delivered as much as the old one had.
+    fn install(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
+        let Some(coming) = self.coming.get_mut(client_id) else { return };
+        if !matches!(&coming.stage, Stage::CatchingUp { covers, .. } if turn.mesh.has_delivered(covers)) {
+            return;
+        }
+        let (router, now, stamp) = (turn.router, turn.now, coming.stamp);
+        if router.newest_claim(client_id, now).is_some_and(|newest| newest > (stamp, turn.own)) {
+            return self.stop_coming(turn, client_id, Verdict::Refused);
+        }
+        let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(client_id)) else {
+            // It has begun anew here meanwhile.
+            return self.stop_coming(turn, client_id, Verdict::Proceed);
+        };
+        let Stage::CatchingUp { draft, content, covers, .. } = std::mem::replace(&mut coming.stage, Stage::Installed { number: 0 })
+        else {
+            return;
+        };
+        let Draft { subscriber, rivalry, was_connected } = draft;
+        let is_in_it = |id: &MessageId| covers.get(&id.origin_lane).is_some_and(|cover| id.sequence <= cover.id);
+        let number = subscriber.settle(content, is_in_it, stamp, router.journal.as_ref(), now);
+        let mut state = subscriber.lock();
+        (state.rivalry, state.taken_elsewhere) = (rivalry, was_connected);
+        let expiry = state.expiry;
+        let subscriptions = state.subscriptions.iter().filter(|(text, _)| topic::is_shared(text));
+        let shared: Vec<_> = subscriptions.map(|(text, options)| (text.clone(), options.clone())).collect();
+        shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
+        drop(state);
+        router.insert_filters(&subscriber, shared.iter());
+        coming.stage = Stage::Installed { number };
+        vacant.insert(Arc::clone(&subscriber));
+        router.metrics.sessions.change(1);
+        router.subscriptions_changed(0);
+        if let SessionExpiry::After(rest) = expiry {
+            router.add_deadline(now + rest, Due::Expiry, &subscriber, RESTORED_EPOCH);
+        }
+        self.finish(turn, client_id);
+    }
+
+    /// Once it is safe the client is served, and everybody is told.
+    fn finish(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
+        let router = turn.router;
+        let Some(Coming { stage: Stage::Installed { number }, .. }) = self.coming.get(client_id) else { return };
+        if router.journal.as_ref().is_some_and(|journal| journal.committed() < *number) {
+            return;
+        }
+        let Some(Coming { mut line, stamp, waiting, .. }) = self.coming.remove(client_id) else { return };
+        router.handover.forwarded.remove(client_id);
+        // Unless it has ended meanwhile, or has been claimed anew.
+        if let Some(subscriber) = router.registry.get(client_id).filter(|subscriber| subscriber.lock().claimed == stamp) {
+            router.claim(&subscriber, stamp);
+        }
+        router.metrics.sessions_fetched.add(1);
+        turn.write(line.peer, line.id, &Word::Done { stamp, client_id });
+        waiting.into_iter().for_each(|waiting| waiting.say(Verdict::Proceed));
+        line.asked_at = turn.now;
+        let echo = router.registers().map(|registers| registers.own().ask_echo()).unwrap_or_default();
+        let client_id = Arc::clone(client_id);
+        self.finished.insert(line.id, Finished { client_id, stamp, line, since: turn.now, is_gone: false, echo });
+    }
+
+    /// The move is given up, and the old broker told so.
+    pub(super) fn stop_coming(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, verdict: Verdict) {
+        let Some(Coming { line, stage, waiting, .. }) = self.coming.remove(client_id) else { return };
+        turn.write(line.peer, line.id, &Word::Cancel);
+        if let Stage::Content { draft, .. } | Stage::CatchingUp { draft, .. } = stage {
+            let mut state = draft.subscriber.lock();
+            state.subscriptions.retain(|text, _| !topic::is_shared(text));
+            turn.router.end(&draft.subscriber, state, turn.batch.writes());
+        }
+        for waiting in waiting {
+            match verdict {
+                Verdict::Refused => self.refuse(turn, &waiting),
+                Verdict::Proceed => waiting.say(verdict),
+            }
+        }
+    }
+
+    /// Another claim is later than that of the client who waits here: it was known to us too late, by clocks that differ a little, if it is made while the client has just come.
+    /// Then it claims anew. Whether it did.
+    pub(super) fn claim_later(&mut self, turn: &Turn<'_>, client_id: &Arc<str>, stamp: u64) -> bool {
+        let Some(coming) = self.coming.get_mut(client_id) else { return false };
+        let is_just_come = turn.now.saturating_duration_since(coming.since) < JUST_COME;
+        let is_waited_for = coming.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1);
+        if !is_just_come
+            || !is_waited_for
+            || !matches!(coming.stage, Stage::Head(_))
+            || !turn.router.is_believed((stamp, coming.line.peer), turn.now)
+        {
+            return false;
+        }
+        coming.stamp = turn.router.claim_stamp(client_id, stamp, turn.now);
+        true
+    }
+
+    /// The old broker does not do what it was asked.
+    pub(super) fn denied(&mut self, turn: &mut Turn<'_>, line: (BrokerId, u64), why: Why) {
+        let own = turn.own;
+        let Some((client_id, coming)) = self.coming_of(line, turn.now) else { return };
+        let client_id = Arc::clone(client_id);
+        let (is_head, may_follow) = (matches!(coming.stage, Stage::Head(_)), coming.hops < HOPS_MAX);
+        // All of it is here: no more is wanted of the old broker.
+        if why == Why::Wait || coming.waits_for_us() {
+            return;
+        }
+        match why {
+            Why::MovedTo(other) if is_head && other != own && may_follow => {
+                coming.hops += 1;
+                coming.line = Line::new(other, coming.line.id, turn.now);
+                coming.stage = Stage::Head(Pages::default());
+                turn.write(other, line.1, &Word::Ask { stamp: coming.stamp, client_id: &client_id });
+            }
+            Why::Newer(stamp) if self.claim_later(turn, &client_id, stamp) => {
+                let Some(coming) = self.coming.get(&client_id) else { return };
+                turn.write(line.0, line.1, &Word::Ask { stamp: coming.stamp, client_id: &client_id });
+            }
+            Why::NotHere if is_head => self.stop_coming(turn, &client_id, Verdict::Proceed),
+            _ => self.stop_coming(turn, &client_id, Verdict::Refused),
+        }
+    }
+
+    /// The old broker asks what became of what it gave.
+    pub(super) fn status(&mut self, turn: &mut Turn<'_>, (from, id): (BrokerId, u64), stamp: u64, client_id: &str) {
+        let client_id: Arc<str> = Arc::from(client_id);
+        let router = turn.router;
+        let coming = self.coming.get_mut(&client_id).filter(|coming| coming.line.is(from, id));
+        let outcome = if let Some(coming) = coming {
+            coming.line.heard(turn.now);
+            Outcome::Wait
+        } else if self.finished.contains_key(&id) {
+            Outcome::Have
+        } else {
+            // This broker was restarted, or the session has gone on already.
+            let claimed = router.registry.get(&client_id).map(|subscriber| (subscriber.lock().claimed, turn.own));
+            let newest = claimed.max(router.newest_claim(&client_id, turn.now).filter(|(_, by)| *by != from));
+            match newest {
+                Some(newest) if newest == (stamp, turn.own) => Outcome::Have,
+                Some((newest, _)) if newest > stamp => Outcome::Newer,
+                _ => Outcome::HaveNot,
+            }
+        };
+        turn.write(from, id, &Word::Outcome(outcome));
+    }
+
+    pub(super) fn drive_coming(&mut self, turn: &mut Turn<'_>) {
+        let waits: Vec<_> =
+            self.coming.iter().filter(|(_, it)| it.waits_for_us()).map(|(client_id, _)| Arc::clone(client_id)).collect();
+        for client_id in waits {
+            self.install(turn, &client_id);
+            self.finish(turn, &client_id);
+        }
+        let mut given_up = Vec::new();
+        let large = self.coming.values().filter(|coming| coming.is_large()).count();
+        for (client_id, coming) in &mut self.coming {
+            match &coming.stage {
+                Stage::Installed { .. } => continue,
+                Stage::CatchingUp { since, .. } => {
+                    if turn.now.saturating_duration_since(*since) >= CATCH_UP {
+                        given_up.push((Arc::clone(client_id), Verdict::Refused));
+                    }
+                    continue;
+                }
+                Stage::Head(_) | Stage::Content { .. } => {}
+            }
+            if coming.line.is_unreachable(turn.now) {
+                given_up.push((Arc::clone(client_id), Verdict::Proceed));
+            } else if coming.line.is_silent(PATIENCE, turn.now) {
+                given_up.push((Arc::clone(client_id), Verdict::Refused));
+            } else if coming.line.asks_again(REPEAT, turn.now) {
+                let may_ask = coming.is_large() || large < HANDOVERS_LARGE_MAX;
+                if may_ask { coming.ask(turn, client_id, None) } else { coming.line.heard(turn.now) }
+            }
+        }
+        for (client_id, verdict) in given_up {
+            if verdict == Verdict::Proceed {
+                turn.router.metrics.sessions_unreachable.add(1);
+                tracing::warn!(client = ?client_id, "the broker that has a session cannot be reached: it begins anew");
+            }
+            self.stop_coming(turn, &client_id, verdict);
+        }
+    }
+
+    /// The old broker's session is over.
+    pub(super) fn gone(&mut self, turn: &Turn<'_>, (from, id): (BrokerId, u64)) {
+        if let Some(finished) = self.finished.get_mut(&id).filter(|finished| finished.line.peer == from) {
+            finished.is_gone = true;
+            finished.line.heard(turn.now);
+        }
+    }
+
+    /// And all that was left of it.
+    pub(super) fn ended(&mut self, from: BrokerId, id: u64) {
+        if self.finished.get(&id).is_some_and(|finished| finished.line.peer == from) {
+            self.finished.remove(&id);
+        }
+    }
+
+    /// Tells old brokers that sessions are here, and then that all members know what these want.
+    pub(super) fn drive_ends(&mut self, turn: &mut Turn<'_>) {
+        self.drive_ghosts(turn);
+        let Some(registers) = turn.router.registers() else { return };
+        let is_known = |asked| registers.own().told(asked).is_some_and(|version| registers.is_echoed_by(None, version));
+        let now = turn.now;
+        self.finished.retain(|_, finished| {
+            let patience = if finished.is_gone { registers.member_timeout() } else { END_PATIENCE };
+            now.saturating_duration_since(finished.since) < patience
+        });
+        for finished in self.finished.values_mut() {
+            let Finished { client_id, stamp, line, is_gone, echo, .. } = finished;
+            if !line.asks_again(if *is_gone { REPEAT } else { END_REPEAT }, now) {
+                continue;
+            }
+            if !*is_gone {
+                turn.write(line.peer, line.id, &Word::Done { stamp: *stamp, client_id });
+            } else if is_known(*echo) {
+                turn.write(line.peer, line.id, &Word::Release);
+            }
+        }
+    }
+}
+
+impl Coming {
+    /// Asks for what is missing; for what is in the session by the `cut`, which is not the stage's yet.
+    fn ask(&self, turn: &Turn<'_>, client_id: &str, cut: Option<&[Covers]>) {
+        let (peer, id) = (self.line.peer, self.line.id);
+        let cut = cut.or(match &self.stage {
+            Stage::Content { cut, pages, .. } if pages.next() == 0 => Some(cut),
+            _ => None,
+        });
+        if let Some(cut) = cut {
+            let parts = cut.len() as u64;
+            for (part, covers) in (0..).zip(cut) {
+                turn.write(peer, id, &Word::Cut { part, parts, covers: covers.clone() });
+            }
+            return;
+        }
+        match &self.stage {
+            Stage::Head(pages) if pages.next() == 0 => {
+                turn.write(peer, id, &Word::Ask { stamp: self.stamp, client_id });
+            }
+            Stage::Head(pages) => turn.write(peer, id, &Word::Fetch { part: Part::Head, first: pages.next() }),
+            Stage::Content { pages, .. } => turn.write(peer, id, &Word::Fetch { part: Part::Content, first: pages.next() }),
+            Stage::CatchingUp { .. } | Stage::Installed { .. } => {}
+        }
+    }
+}
+
+impl Router {
+    /// Puts a session's subscriptions into the trie.
+    pub(in crate::router) fn insert_filters<'a>(
+        &self,
+        subscriber: &Arc<Subscriber>,
+        filters: impl Iterator<Item = &'a (Box<str>, SubscriptionOptions)>,
+    ) {
+        let mut subscriptions = self.subscriptions.write();
+        let (mut added, mut shared) = (0, 0);
+        for (text, options) in filters {
+            // They were checked when they were subscribed; another version of this program may be stricter.
+            let Ok(filter) = topic::parse_filter(text) else { continue };
+            subscriptions.insert(filter.levels, filter.share, subscriber, options.clone());
+            added += 1;
+            shared += i64::from(filter.share.is_some());
+        }
+        drop(subscriptions);
+        self.metrics.shared_subscriptions.change(shared);
+        self.subscriptions_changed(added);
+    }
+}
+
+/// Whether a session is the client's: where nobody says who clients are, each is as good as another.
+fn is_owner(owner: &str, access: Option<&Access>) -> bool {
+    match access {
+        Some(access) => Access::of_owner(owner).identity().is_same_user(access.identity()),
+        None => owner.is_empty(),
+    }
+}

@@ -1,0 +1,586 @@
+//! Three brokers in a line, with real lanes, registers and routers; letters that are lost, come twice or late; a client that goes from one to the other
+//! while others publish everywhere.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::codec::{self, Packet, PacketId, ProtocolVersion, QoS, RetainHandling};
+use crate::config::SharedStrategy;
+use crate::ids::{Incarnation, LogId, MessageId, OpenMark, OpenNumber, OriginLane, PortId, RootClaim, TreeId};
+use crate::interest::{Interest, Mode, Rules};
+use crate::limits::{NEWCOMER_TIME, REGISTER_FILTERS_MAX};
+use crate::metrics::Metrics;
+use crate::replication::{Deliver, LaneReceiver, MeshMessage, Picks, Port, ReplicationConfig};
+use crate::router::{ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, RouteCache, RouterLimits, Subscribe};
+use crate::session::{Connected, Drained, Journal, Message, OutboundLimits, SessionExpiry, SubscriptionOptions};
+use crate::shared::register::{DeltaHead, Follow, Judgement, Registers, Say};
+use crate::shared::{Carry, Signature, SignedRecord, StampClock};
+
+const STEP: Duration = Duration::from_millis(5);
+const HOUR: SessionExpiry = SessionExpiry::After(Duration::from_secs(3_600));
+/// Who is linked with whom.
+const LINKS: [(usize, usize); 2] = [(0, 1), (0, 2)];
+
+fn id(node: usize) -> BrokerId {
+    BrokerId(node as u64 + 1)
+}
+
+/// What becomes of one letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Lost,
+    Twice,
+    Late,
+}
+
+/// A letter that arrives after so many steps.
+type OnItsWay = (usize, BrokerId, BrokerId, Vec<u8>);
+
+#[derive(Default)]
+struct Net {
+    letters: Mutex<VecDeque<OnItsWay>>,
+    sent: AtomicUsize,
+    /// Of the letter with that number.
+    fate: Mutex<Option<(usize, Fate)>>,
+    dead: Mutex<BTreeSet<BrokerId>>,
+}
+
+struct Carrier(Arc<Net>, BrokerId);
+
+impl Carry for Carrier {
+    fn carry(&self, to: BrokerId, body: &[u8]) -> bool {
+        let dead = self.0.dead.lock();
+        if dead.contains(&to) || dead.contains(&self.1) {
+            return false;
+        }
+        let number = self.0.sent.fetch_add(1, Ordering::Relaxed);
+        let fate = self.0.fate.lock().filter(|(fated, _)| *fated == number).map(|(_, fate)| fate);
+        let (copies, delay) = match fate {
+            None => (1, 1),
+            Some(Fate::Lost) => (0, 0),
+            Some(Fate::Twice) => (2, 1),
+            Some(Fate::Late) => (1, 60),
+        };
+        (0..copies).for_each(|_| self.0.letters.lock().push_back((delay, self.1, to, body.to_vec())));
+        true
+    }
+}
+
+/// The time for the core's deliveries.
+struct Clocked(LinkDelivery, Instant);
+
+impl Deliver for Clocked {
+    fn deliver(&mut self, message: &MeshMessage<'_>, id: MessageId) {
+        self.0.deliver(message, id, self.1);
+    }
+
+    fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
+        self.0.wants(topic, picks)
+    }
+
+    fn covered(&mut self, stream: OriginLane, cover: u64) {
+        self.0.covered(stream, cover);
+    }
+
+    fn flush(&mut self) {
+        self.0.flush(self.1);
+    }
+}
+
+struct Node {
+    router: Arc<Router>,
+    replication: Arc<Replication>,
+    registers: Arc<Registers>,
+    post: Arc<Post>,
+    journal: Arc<Journal>,
+    deliver: Clocked,
+    batch: Batch,
+    routes: RouteCache,
+    publisher: Connection,
+    _carrier: Arc<dyn Carry>,
+}
+
+struct End {
+    port: Arc<Port>,
+    receivers: Vec<LaneReceiver>,
+}
+
+struct World {
+    now: Instant,
+    net: Arc<Net>,
+    nodes: Vec<Node>,
+    /// Of each link.
+    ends: Vec<[End; 2]>,
+    published: usize,
+}
+
+fn connect(router: &Router, batch: &mut Batch, client_id: &str, expiry: SessionExpiry, now: Instant) -> (Connection, bool) {
+    let request = ConnectRequest {
+        client_id,
+        clean_start: false,
+        expiry,
+        silence_max: None,
+        will: None,
+        connected: Connected { version: ProtocolVersion::V5, window: 20, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
+        address: None,
+        access: None,
+    };
+    let present = std::cell::Cell::new(false);
+    let connack = |session_present| {
+        present.set(session_present);
+        Vec::new()
+    };
+    let connection = router.connect(batch, request, connack, now).unwrap();
+    router.finish(batch, now);
+    (connection, present.get())
+}
+
+impl Node {
+    fn new(node: usize, net: &Arc<Net>, now: Instant) -> Self {
+        let outbound = OutboundLimits {
+            inflight_max: 20,
+            inflight_bytes_max: 1_000_000,
+            queued_messages_max: 100_000,
+            queued_bytes_max: 100_000_000,
+            drop_oldest: false,
+            queue_qos0: false,
+        };
+        let journal = Journal::new();
+        let limits = RouterLimits { outbound, shared: SharedStrategy::default() };
+        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), Some(Arc::clone(&journal)), now));
+        router.share_retained(StampClock::new(node as u64 + 1, Duration::from_secs(1_800_000_000), now), Duration::from_secs(60));
+        let registers = Registers::new(id(node), Duration::from_secs(900), REGISTER_FILTERS_MAX);
+        router.join_registers(Arc::clone(&registers));
+        let interest = Arc::new(Interest::new(id(node), Rules::new(Mode::Interest, [])));
+        registers.follow(Arc::clone(&interest) as Arc<dyn Follow>);
+        let config = ReplicationConfig {
+            origin: id(node),
+            log: LogId(100 + node as u64),
+            lanes_per_class: 2,
+            ring_blocks: 1 << 14,
+            ring_bytes: 1 << 24,
+            ring_age: Duration::from_secs(600),
+            slows_publishers: true,
+            hop_max: 255,
+            message_bytes_max: 1_000_000,
+        };
+        let replication = Replication::with_interest(config, interest, now);
+        router.join_mesh(Arc::clone(&replication));
+        let post = Arc::<Post>::default();
+        let carrier: Arc<dyn Carry> = Arc::new(Carrier(Arc::clone(net), id(node)));
+        post.open(Arc::downgrade(&carrier));
+        router.join_post(Arc::clone(&post));
+        registers.begin(Incarnation(1));
+        let (deliver, mut batch) = (Clocked(LinkDelivery::new(Arc::clone(&router)), now), Batch::default());
+        let name = format!("publisher {node}");
+        let (publisher, _) = connect(&router, &mut batch, &name, SessionExpiry::WithConnection, now);
+        let routes = RouteCache::default();
+        Self { router, replication, registers, post, journal, deliver, batch, routes, publisher, _carrier: carrier }
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+        let now = Instant::now();
+        let net = Arc::<Net>::default();
+        let nodes: Vec<_> = (0..3).map(|node| Node::new(node, &net, now)).collect();
+        let end = |node: usize, peer: usize| {
+            let port = nodes[node].replication.add_port(PortId { peer: id(peer), generation: 1 });
+            let receivers = port.lanes().iter().map(LaneReceiver::new).collect();
+            End { port, receivers }
+        };
+        let ends = LINKS.iter().map(|(parent, child)| [end(*parent, *child), end(*child, *parent)]).collect();
+        let mut world = Self { now: now + NEWCOMER_TIME, net, nodes, ends, published: 0 };
+        for (link, (_, child)) in LINKS.iter().enumerate() {
+            let incarnation = Incarnation(1);
+            let root = RootClaim { priority: 0, capacity: 0, id: id(0), incarnation };
+            let number = OpenNumber { count: 1, child: id(*child), incarnation };
+            let mark = OpenMark { tree: TreeId { epoch: 1, root }, number };
+            world.ends[link][1].port.open(&mark, world.now);
+            world.flow();
+            world.ends[link][0].port.answer(&mark, world.now);
+            world.flow();
+        }
+        let mut out = Vec::new();
+        for (node, peer) in (0..3).flat_map(|node| (0..3).map(move |peer| (node, peer))).filter(|(node, peer)| node != peer) {
+            world.nodes[node].registers.met(id(peer), world.now);
+            world.nodes[node].registers.port_up(PortId { peer: id(peer), generation: 1 }, world.now, &mut out);
+            world.say(node, &mut out);
+        }
+        (0..20).for_each(|_| world.step());
+        world
+    }
+
+    fn flow(&mut self) {
+        for (link, (parent, child)) in LINKS.into_iter().enumerate() {
+            for (from, to, node) in [(0, 1, child), (1, 0, parent)] {
+                for lane in 0..4 {
+                    let mut out = Vec::new();
+                    let mut context = Context::from_waker(Waker::noop());
+                    let port = Arc::clone(&self.ends[link][from].port);
+                    while port.lanes()[lane].poll(&mut context, self.now, 100_000, &mut out).is_ready() {}
+                    let deliver = &mut self.nodes[node].deliver;
+                    deliver.1 = self.now;
+                    let receiver = &mut self.ends[link][to].receivers[lane];
+                    receiver.receive(&out.concat(), self.now, deliver, &mut Vec::new()).unwrap();
+                }
+            }
+        }
+    }
+
+    /// What a register wants said is heard at once.
+    fn say(&mut self, from: usize, out: &mut Vec<(PortId, Say)>) {
+        let mut waiting: VecDeque<_> = out.drain(..).map(|(port, say)| (from, port.peer.0 as usize - 1, say)).collect();
+        while let Some((from, to, say)) = waiting.pop_front() {
+            let (port, registers, mut out) = (PortId { peer: id(from), generation: 1 }, &self.nodes[to].registers, Vec::new());
+            match say {
+                Say::Delta(mode, signed) => {
+                    let head = DeltaHead::read(&signed.wire).unwrap();
+                    if registers.judge(port, &head, mode, self.now) == Judgement::Check {
+                        registers.take(port, mode, SignedRecord::clone(&signed), self.now, &mut out).unwrap();
+                    }
+                }
+                Say::Have(haves) => registers.hear_have(port, &haves, self.now, &mut out),
+                Say::Want(want) => registers.hear_want(port, want, self.now, &mut out),
+                Say::End(end) => drop(registers.hear_end(port, end, self.now, &mut out)),
+            }
+            waiting.extend(out.into_iter().map(|(port, say)| (to, port.peer.0 as usize - 1, say)));
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += STEP;
+        self.flow();
+        for node in 0..self.nodes.len() {
+            let mut out = Vec::new();
+            let registers = Arc::clone(&self.nodes[node].registers);
+            if registers.tell_due(self.now).is_some_and(|due| due <= self.now) {
+                let sign = |_: &[u8]| Some(Signature { chain: Default::default(), scheme: 0, bytes: Default::default() });
+                registers.tell(self.now, sign, &mut out);
+            }
+            registers.tick(self.now, &mut out);
+            self.say(node, &mut out);
+        }
+        let letters = std::mem::take(&mut *self.net.letters.lock());
+        for (delay, from, to, body) in letters {
+            if delay > 1 {
+                self.net.letters.lock().push_back((delay - 1, from, to, body));
+            } else if !self.net.dead.lock().contains(&to) {
+                self.nodes[to.0 as usize - 1].post.deliver(from, &body);
+            }
+        }
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            if self.net.dead.lock().contains(&id(number)) {
+                continue;
+            }
+            let _ = node.router.drive_moves(&mut node.batch, node.post.receive(), self.now);
+            node.router.expire(&mut node.batch, self.now);
+            node.router.finish(&mut node.batch, self.now);
+            // The disk: what was written by the last step is safe.
+            if let Some(written) = node.journal.take(&mut Vec::new(), Duration::ZERO) {
+                node.journal.commit(written);
+            }
+        }
+    }
+
+    /// A message of each of QoS 1 and 2 at each broker.
+    fn publish(&mut self) {
+        let number = self.published;
+        self.published += 1;
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            for qos in [QoS::AtLeastOnce, QoS::ExactlyOnce] {
+                let (topic, payload) = (format!("t/{at}/{}", qos as u8), number.to_string());
+                let message =
+                    Message { topic: &topic, payload: payload.as_bytes(), qos, retain: false, expires_at: None, properties: &[] };
+                let from = Ingress::Session(&node.publisher.subscriber);
+                node.router.publish(&mut node.batch, &mut node.routes, &message, from, self.now);
+                node.router.finish(&mut node.batch, self.now);
+            }
+        }
+    }
+
+    /// How many brokers have a session of the client's.
+    fn sessions(&self) -> Vec<usize> {
+        (0..3).filter(|node| self.nodes[*node].router.registry.contains_key("mover")).collect()
+    }
+}
+
+/// A client that keeps to the rules.
+struct Client {
+    at: usize,
+    connection: Option<Connection>,
+    open: BTreeSet<PacketId>,
+    got: Vec<(String, usize)>,
+}
+
+impl Client {
+    /// Has its session at the first broker, and leaves.
+    fn begin(world: &mut World) -> Self {
+        let node = &mut world.nodes[0];
+        let (connection, _) = connect(&node.router, &mut node.batch, "mover", HOUR, world.now);
+        let options =
+            SubscriptionOptions { qos: QoS::ExactlyOnce, no_local: false, retain_as_published: false, subscription_id: None };
+        let request = Subscribe { filter: "t/#", options, retain_handling: RetainHandling::DoNotSend };
+        node.router.subscribe(&connection, &request).unwrap();
+        let mut client = Self { at: 0, connection: Some(connection), open: BTreeSet::new(), got: Vec::new() };
+        (0..10).for_each(|_| world.step());
+        client.leave(world);
+        client
+    }
+
+    fn leave(&mut self, world: &mut World) {
+        if let Some(connection) = self.connection.take() {
+            let node = &mut world.nodes[self.at];
+            node.router.disconnect(&mut node.batch, &connection, Farewell::Normal, None, world.now);
+            node.router.finish(&mut node.batch, world.now);
+        }
+    }
+
+    fn ask(world: &World, at: usize) -> Option<Fetch> {
+        world.nodes[at].router.fetch_session("mover", false, None, world.now)
+    }
+
+    /// Comes in at a broker, again and again until it is let in. Says whether its session was there.
+    fn come(&mut self, world: &mut World, at: usize) -> bool {
+        for _ in 0..20 {
+            let fetch = Self::ask(world, at);
+            let verdict = fetch.map_or(Verdict::Proceed, |fetch| self.wait(world, &fetch));
+            if verdict == Verdict::Proceed {
+                let node = &mut world.nodes[at];
+                let (connection, present) = connect(&node.router, &mut node.batch, "mover", HOUR, world.now);
+                (self.at, self.connection) = (at, Some(connection));
+                return present;
+            }
+        }
+        let seen: Vec<_> = world.nodes.iter().map(|node| format!("{:?}", node.router.handover.machine.lock())).collect();
+        panic!("it is never let in at {at}: {seen:#?}");
+    }
+
+    fn wait(&mut self, world: &mut World, fetch: &Fetch) -> Verdict {
+        for step in 0..4_000 {
+            if let Poll::Ready(verdict) = fetch.poll(&mut Context::from_waker(Waker::noop())) {
+                return verdict;
+            }
+            if step % 8 == 0 && world.published < 4_000 {
+                world.publish();
+            }
+            world.step();
+        }
+        panic!("the client waits without end");
+    }
+
+    /// Takes what is there, as far as it goes without waiting, and acknowledges it.
+    fn take(&mut self, world: &mut World) {
+        let Some(connection) = &self.connection else { return };
+        let node = &mut world.nodes[self.at];
+        node.router.pump(&mut node.batch, connection, world.now);
+        let mut drained = Drained::default();
+        connection.subscriber.lock().outbox.take(&mut drained);
+        let bytes: Vec<u8> = drained.segments.iter().flat_map(|segment| segment.bytes().to_vec()).chain(drained.tail).collect();
+        let (mut rest, mut state) = (&*bytes, connection.subscriber.lock());
+        while let Some((packet, length)) = codec::decode(rest, ProtocolVersion::V5, 1_000_000).unwrap() {
+            rest = &rest[length..];
+            match packet {
+                Packet::Publish(publish) => {
+                    let packet_id = publish.packet_id.unwrap();
+                    if publish.qos == QoS::AtLeastOnce || self.open.insert(packet_id) {
+                        let number = std::str::from_utf8(publish.payload).unwrap().parse().unwrap();
+                        self.got.push((publish.topic.to_owned(), number));
+                    }
+                    match publish.qos {
+                        QoS::AtLeastOnce => state.puback(packet_id).unwrap(),
+                        _ => drop(state.pubrec(packet_id, false).unwrap()),
+                    }
+                    // PUBREL is not waited for: it comes again with the next connection if this one ends before.
+                    if publish.qos == QoS::ExactlyOnce && packet_id.get() % 3 > 0 {
+                        state.pubcomp(packet_id).unwrap();
+                        self.open.remove(&packet_id);
+                    }
+                }
+                Packet::PubRel(ack) => {
+                    state.pubcomp(ack.packet_id).unwrap();
+                    self.open.remove(&ack.packet_id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn take_all(&mut self, world: &mut World) {
+        for _ in 0..400 {
+            self.take(world);
+            // What was released is asked for again.
+            let Some(connection) = &self.connection else { return };
+            assert!(connection.subscriber.is_latest(connection.epoch), "it is still connected");
+            let mut state = connection.subscriber.lock();
+            self.open.retain(|packet_id| state.pubcomp(*packet_id).is_err());
+            drop(state);
+            world.step();
+        }
+    }
+
+    /// Each message of QoS 2 once, of QoS 1 at least once, all of one publisher in their order.
+    fn check(&self, world: &World, what: &str) {
+        for at in 0..3 {
+            for qos in 1..=2 {
+                let topic = format!("t/{at}/{qos}");
+                let mut got: Vec<usize> = self.got.iter().filter(|(its, _)| *its == topic).map(|(_, number)| *number).collect();
+                if qos == 1 {
+                    let mut most = None;
+                    got.retain(|number| most.is_none_or(|most| *number > most) && most.replace(*number) != Some(*number));
+                }
+                let expected: Vec<usize> = (0..world.published).collect();
+                let place =
+                    got.iter().zip(&expected).position(|(one, other)| one != other).unwrap_or(got.len().min(expected.len()));
+                assert!(
+                    got == expected,
+                    "{what}: of {topic} {} of {} came, other from {place} on: {:?}",
+                    got.len(),
+                    expected.len(),
+                    &got[place.saturating_sub(2)..got.len().min(place + 5)]
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_session_goes_with_its_client_and_nothing_is_lost_or_comes_twice() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    for _ in 0..200 {
+        world.publish();
+        world.step();
+    }
+    for turn in [1, 2, 0, 1, 0, 2, 1] {
+        assert!(client.come(&mut world, turn), "to {turn}");
+        for _ in 0..10 {
+            world.publish();
+            world.step();
+            client.take(&mut world);
+        }
+        if turn != 2 {
+            client.leave(&mut world);
+        }
+    }
+    assert!(client.come(&mut world, 1));
+    client.take_all(&mut world);
+    client.check(&world, "hops");
+    assert_eq!(world.sessions(), [1]);
+    let fetched: u64 = world.nodes.iter().map(|node| node.router.metrics().sessions_fetched.value()).sum();
+    let yielded: u64 = world.nodes.iter().map(|node| node.router.metrics().sessions_yielded.value()).sum();
+    assert_eq!((fetched, yielded), (7, 0));
+}
+
+/// How many letters a move takes where all goes well.
+fn letters_of_a_move() -> usize {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    world.publish();
+    world.net.sent.store(0, Ordering::Relaxed);
+    assert!(client.come(&mut world, 1));
+    (0..400).for_each(|_| world.step());
+    world.net.sent.load(Ordering::Relaxed)
+}
+
+#[test]
+fn whatever_letter_is_lost_or_comes_twice_or_late_the_session_goes_with_its_client() {
+    let letters = letters_of_a_move();
+    assert!(letters >= 8, "{letters}");
+    for number in 0..letters {
+        for fate in [Fate::Lost, Fate::Twice, Fate::Late] {
+            let what = format!("letter {number} {fate:?}");
+            let mut world = World::new();
+            let mut client = Client::begin(&mut world);
+            (0..30).for_each(|_| world.publish());
+            world.net.sent.store(0, Ordering::Relaxed);
+            *world.net.fate.lock() = Some((number, fate));
+            assert!(client.come(&mut world, 1), "{what}");
+            client.take(&mut world);
+            (0..200).for_each(|_| world.step());
+            client.leave(&mut world);
+            assert!(client.come(&mut world, 2), "{what}");
+            client.take_all(&mut world);
+            client.check(&world, &what);
+            (0..400).for_each(|_| world.step());
+            assert_eq!(world.sessions(), [2], "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_client_may_change_its_mind_at_any_time() {
+    for steps in 0..24 {
+        for second in [0, 2] {
+            let what = format!("after {steps} steps to {second}");
+            let mut world = World::new();
+            let mut client = Client::begin(&mut world);
+            (0..30).for_each(|_| world.publish());
+            let first = Client::ask(&world, 1);
+            for _ in 0..steps {
+                world.publish();
+                world.step();
+            }
+            // The first attempt may have become a connection by then.
+            let node = &mut world.nodes[1];
+            if steps % 2 == 0 && node.router.registry.contains_key("mover") && Client::ask(&world, 1).is_none() {
+                assert!(client.come(&mut world, 1), "{what}");
+                client.take(&mut world);
+            }
+            drop(first);
+            assert!(client.come(&mut world, second), "{what}");
+            client.take_all(&mut world);
+            client.check(&world, &what);
+            (0..400).for_each(|_| world.step());
+            assert_eq!(world.sessions(), [second], "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_new_broker_that_dies_costs_nothing_before_it_has_the_session() {
+    let mut gone_too_far = 0;
+    for steps in 0..30 {
+        let what = format!("dies after {steps} steps");
+        let mut world = World::new();
+        let mut client = Client::begin(&mut world);
+        (0..30).for_each(|_| world.publish());
+        let fetch = Client::ask(&world, 1).unwrap();
+        (0..steps).for_each(|_| world.step());
+        if fetch.poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            // It had it, on its disk: from there it comes back.
+            gone_too_far += 1;
+            continue;
+        }
+        drop(fetch);
+        world.net.dead.lock().insert(id(1));
+        world.nodes[1].router.registry.clear();
+        assert!(client.come(&mut world, 0), "{what}");
+        client.take_all(&mut world);
+        client.check(&world, &what);
+        assert_eq!(world.sessions(), [0], "{what}");
+    }
+    assert!((1..25).contains(&gone_too_far), "{gone_too_far}");
+}
+
+#[test]
+fn an_old_broker_that_cannot_be_reached_is_given_up_and_yields_when_it_is_back() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    (0..30).for_each(|_| world.publish());
+    world.net.dead.lock().insert(id(0));
+    assert!(!client.come(&mut world, 1), "a new session");
+    assert_eq!(world.nodes[1].router.metrics().sessions_unreachable.value(), 1);
+    // Registers come all the same here.
+    world.net.dead.lock().clear();
+    (0..20).for_each(|_| world.step());
+    assert_eq!(world.sessions(), [1]);
+    let metrics = world.nodes[0].router.metrics();
+    assert_eq!(metrics.sessions_yielded.value(), 1);
+    assert!(metrics.dropped_yielded.value() >= 180, "what waited is counted: {}", metrics.dropped_yielded.value());
+}
