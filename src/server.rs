@@ -38,7 +38,11 @@ use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task, topic};
 
 /// Connections get this long to write what waits when the broker stops.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
+const CLIENTS_GRACE: Duration = Duration::from_millis(2_500);
+/// So long after the beginning of the stop the mesh has been left, or is not waited for.
+const MESH_GRACE: Duration = Duration::from_millis(3_500);
+/// And so has the store, which then has taken all that was acknowledged, and perhaps not all that was not. Below the 5 s within which a stop is over.
+const STORE_GRACE: Duration = Duration::from_millis(4_500);
 /// Between two looks whether the store has ended.
 const STORE_END_INTERVAL: Duration = Duration::from_millis(2);
 /// Retained messages and ring blocks that have expired are freed at least this often.
@@ -311,9 +315,10 @@ impl Server {
 
     /// Stops in order: no new clients, the present ones are told and get a moment to take what waits, then the mesh is left.
     pub async fn shutdown(mut self) {
+        let begun = clock::now();
         // The listeners hold the receivers; if all are gone there is nothing to stop.
         let _ = self.stop.send(true);
-        let deadline = tokio::time::Instant::from_std(clock::now() + SHUTDOWN_GRACE);
+        let deadline = tokio::time::Instant::from_std(begun + CLIENTS_GRACE);
         self.parts.bridges.stop(deadline).await;
         let mut batch = Batch::default();
         let reason = match self.config.server_reference {
@@ -328,17 +333,18 @@ impl Server {
                 listener.abort();
             }
         }
-        if let Some(mesh) = &self.parts.mesh {
-            mesh.shutdown().await;
+        if let Some(mesh) = &self.parts.mesh
+            && tokio::time::timeout_at((begun + MESH_GRACE).into(), mesh.shutdown()).await.is_err()
+        {
+            tracing::warn!("the mesh was not left in time: neighbours find out by themselves");
         }
-        self.stop_store().await;
+        self.stop_store(begun + STORE_GRACE).await;
     }
 
     /// Waits for the store's end, but not for ever.
-    async fn stop_store(&self) {
+    async fn stop_store(&self, deadline: Instant) {
         let Some(store) = &self.parts.store else { return };
         store.stop();
-        let deadline = clock::now() + SHUTDOWN_GRACE;
         while !store.has_ended() {
             if clock::now() >= deadline {
                 tracing::error!("the disk does not take the last changes of sessions and retained messages");
@@ -358,7 +364,7 @@ impl Server {
             // That it was cancelled is what was wanted.
             let _ = listener.await;
         }
-        self.stop_store().await;
+        self.stop_store(clock::now() + STORE_GRACE).await;
     }
 
     fn end_tasks(&self) {

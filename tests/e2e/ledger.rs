@@ -190,8 +190,12 @@ impl Lab {
                 self.take(Step::Continue(place));
                 self.members[place].measure();
                 if let Some(mut broker) = self.members[place].broker.take() {
+                    let begun = Instant::now();
                     broker.signal("TERM");
                     assert_eq!(broker.wait().code(), Some(0), "{}: {}", broker.name, broker.log());
+                    let took = begun.elapsed();
+                    println!("{} stopped in {took:?}", broker.name);
+                    assert!(took < Duration::from_secs(5), "{took:?}: {}", broker.log());
                 }
             }
             Step::Start(place) => {
