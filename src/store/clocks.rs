@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 
+/// 2025, since the Unix epoch: earlier than this program was written no clock stands that was ever set.
+const WRITTEN_AT: Duration = Duration::from_secs(1_735_689_600);
+
 /// See the module's page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clocks {
@@ -42,6 +45,13 @@ impl Clocks {
         };
         moment.unwrap_or(self.now)
     }
+
+    /// When something was published that was written down, not later than now. By a clock that had not been set yet it is not known, and no more than now: a
+    /// board without a battery would else find its log decades old once its clock is right.
+    pub(super) fn published(&self, unix_ms: u64) -> Instant {
+        let was_set = |unix: Duration| unix >= WRITTEN_AT;
+        if was_set(self.unix) && !was_set(Duration::from_millis(unix_ms)) { self.now } else { self.instant(unix_ms).min(self.now) }
+    }
 }
 
 #[cfg(test)]
@@ -61,5 +71,18 @@ mod tests {
         assert!(clocks.instant(u64::MAX) > clocks.now);
         let second_ago = clocks.now - Duration::from_secs(1);
         assert_eq!([1_799_999_999_000, 1_800_000_000_001].map(|at| clocks.past(at)), [Some(second_ago), None]);
+    }
+
+    #[test]
+    fn what_a_clock_showed_that_was_not_set_makes_nothing_old() {
+        let now = clock::now();
+        let (hour, start) = (Duration::from_secs(3_600), Duration::from_secs(3_700));
+        let at_first = Clocks { now, unix: start };
+        let written = at_first.unix_ms(now - hour);
+        assert_eq!(at_first.published(written), now - hour, "it is not set yet: differences hold");
+        let set = Clocks { now, unix: Duration::from_millis(1_800_000_000_000) };
+        assert_eq!(set.published(written), now);
+        assert_eq!(set.published(set.unix_ms(now - hour)), now - hour);
+        assert_eq!(set.published(set.unix_ms(now + hour)), now, "the clock has gone back");
     }
 }

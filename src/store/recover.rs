@@ -276,7 +276,7 @@ impl Reading {
                 self.blocks.retain(|(of, _), _| of.0 != lane);
             }
             Record::Logged { lane, first, last, published_ms, body } => {
-                let (lane, published) = (LaneId(lane), self.clocks.instant(published_ms).min(self.clocks.now));
+                let (lane, published) = (LaneId(lane), self.clocks.published(published_ms));
                 let block = Logged { lane, first, last, published, body: Bytes::copy_from_slice(body) };
                 self.blocks.insert((lane, first), (block, at));
             }
