@@ -572,7 +572,7 @@ impl Registers {
         let (went_on, result) = match copied {
             Copied::GoesOn => (true, Ok(())),
             Copied::IsWhole(content) => {
-                self.finish_copy(inner, owner, content, seen);
+                self.finish_copy(inner, owner, *content, seen);
                 (true, Ok(()))
             }
             Copied::Ends => (false, Ok(())),

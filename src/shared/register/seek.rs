@@ -61,7 +61,7 @@ pub(super) enum Copied {
     /// There is more of it.
     GoesOn,
     /// It is what its owner says.
-    IsWhole(Content),
+    IsWhole(Box<Content>),
     /// It misses what came live, or others are being made that leave it no room: it is begun anew.
     Ends,
     /// There is no room for it beside what is known.
@@ -121,7 +121,7 @@ impl Seek {
             return Copied::IsNotWhatWasSaid;
         }
         match self.copy.take_if(|_| page.last) {
-            Some(copy) => Copied::IsWhole(copy.content.settled()),
+            Some(copy) => Copied::IsWhole(Box::new(copy.content.settled())),
             None => Copied::GoesOn,
         }
     }
