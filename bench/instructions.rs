@@ -135,6 +135,7 @@ impl Broker {
             topic_alias_broker_max: 0,
             response_information: None,
             server_reference: None,
+            reserved: Arc::default(),
         };
         Self { router, terms: Arc::new(terms) }
     }

@@ -1,7 +1,7 @@
 //! The near side of a bridge: its session here, like any client's, but that its connection never leaves the process.
 //!
 //! The session is spoken to in MQTT 5, over a pipe. So what waits, what is in flight, QoS 2 and the disk are the business of
-//! [`session`](crate::session) and [`connection`](crate::connection), as for every client.
+//! [`session`](crate::session) and [`connection`], as for every client.
 
 use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroU32};

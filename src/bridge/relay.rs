@@ -6,7 +6,7 @@
 //!
 //! One side is read from only while what goes to the other is being written, so a slow side slows the other and nothing grows.
 //!
-//! Invariant: a message is acknowledged by the relay itself only if it matches no topic of the bridge, or is no topic on the other side; that is
+//! Invariant: a message is acknowledged by the relay itself only if it matches no topic of the bridge, or is none that the other side could have; that is
 //! counted.
 //!
 //! Specification: MQTT 5.0 sections 4.3 and 4.4.
@@ -24,7 +24,7 @@ use crate::codec::{
     ReasonCode, RetainHandling, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionIds, SubscriptionOptions, Unsubscribe,
     UnsubscribeProperties,
 };
-use crate::limits::{PACKET_BYTES_MAX, READ_BYTES};
+use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, PACKET_BYTES_MAX, READ_BYTES};
 use crate::router::is_system;
 
 /// So much waits to be written to one side before the other is not read from.
@@ -246,7 +246,8 @@ impl<'a> Relay<'a> {
 
     fn inward(&mut self, publish: &Publish<'_>) -> Result<(), End> {
         self.status.received.add(1);
-        if !self.topics.inward(publish.topic, &mut self.topic) || is_system(&self.topic) {
+        // What could never be taken here would come again and again.
+        if !self.topics.inward(publish.topic, &mut self.topic) || is_system(&self.topic) || has_too_many_properties(publish) {
             return self.answer_remote(publish);
         }
         // Identifiers of subscriptions are the bridge's own affair [MQTT-3.3.4-6].
@@ -377,6 +378,13 @@ impl<'a> Relay<'a> {
         give_back(input, taken);
         Ok(())
     }
+}
+
+/// Whether they are more than a message may have here.
+fn has_too_many_properties(publish: &Publish<'_>) -> bool {
+    let mut properties = Vec::new();
+    !publish.properties.is_forwardable_empty()
+        && (publish.properties.forward_into(&mut properties).is_err() || properties.len() > FORWARDED_PROPERTIES_BYTES_MAX)
 }
 
 async fn read(from: &mut (impl AsyncRead + Unpin), into: &mut Vec<u8>) -> std::io::Result<usize> {
@@ -580,6 +588,12 @@ mod tests {
             relay.hear_local(&Packet::Publish(publish("old", qos, n))).unwrap();
             relay.hear_remote(&Packet::Publish(publish("old", qos, n))).unwrap();
         }
+        // Two of these are more properties than a message may have here.
+        let data = vec![0; 60_000];
+        let text = "x".repeat(10_000);
+        let properties =
+            PublishProperties { correlation_data: Some(&data), content_type: Some(&text), ..PublishProperties::default() };
+        relay.hear_remote(&Packet::Publish(Publish { properties, ..publish("c", QoS::AtMostOnce, 0) })).unwrap();
         // Nobody but the broker itself says anything there.
         relay.hear_remote(&Packet::Publish(publish("b", QoS::AtLeastOnce, 4))).unwrap();
         assert_eq!(said(&mut relay.to_local, V5), ["PUBACK 1 0x0", "PUBREC 2 0x0"]);
@@ -587,7 +601,7 @@ mod tests {
         // The exchange goes on between the two.
         relay.hear_local(&Packet::PubRel(Ack::success(id(2)))).unwrap();
         assert_eq!(said(&mut relay.to_remote, V3), ["PUBREL 2 0x0"]);
-        assert_eq!((status.refused.value(), status.sent.value()), (7, 0));
+        assert_eq!((status.refused.value(), status.sent.value()), (8, 0));
     }
 
     #[test]

@@ -435,6 +435,9 @@ mod tests {
         }
         let shown = refused(&format!("{MESH}replay_log_bytes = \"1MiB\"\n"), &[]);
         assert!(shown.contains("b.toml:6:1: mesh.replay_log_bytes: 1048576 bytes are too few"), "{shown}");
+        let large = "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\nmax_packet_size = \"100MiB\"\n";
+        let shown = refused(&format!("{MESH}{large}"), &[]);
+        assert!(shown.contains("mesh.replay_log_bytes: 268435456 bytes are too few"), "{shown}");
         let shown = refused(&format!("{MESH}hello_time = \"1ms\"\n"), &[]);
         assert!(shown.contains("b.toml:6:1: mesh.hello_time: 1ms is out of range"), "{shown}");
         let shown = refused(&format!("{MESH}discovery = [\"mdns\"]\npeers = [\"a\"]\n"), &[]);

@@ -130,8 +130,9 @@ fn check_costs(own_name: &str, mesh: &Mesh) -> Result<(), (String, String)> {
 
 /// A publisher waits while a link lags by half the log: the largest packet must fit below that with something to spare.
 fn check_log_holds_packets(config: &Config, mesh: &Mesh) -> Result<(), (String, String)> {
-    let packet =
-        config.listeners.iter().filter_map(|listener| listener.max_packet_size).fold(config.limits.max_packet_size, u32::max);
+    let listeners = config.listeners.iter().filter_map(|listener| listener.max_packet_size);
+    let bridges = config.bridges.iter().filter_map(|bridge| bridge.max_packet_size);
+    let packet = listeners.chain(bridges).fold(config.limits.max_packet_size, u32::max);
     let least = u64::from(packet) * 4;
     if (mesh.replay_log_bytes as u64) < least {
         let problem = format!(
