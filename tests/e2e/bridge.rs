@@ -362,7 +362,7 @@ fn certificates_are_shown_and_looked_at_and_a_dead_address_is_passed_over() {
         authority.file()
     );
     let far = site.start("cloud", &site.alone("cloud").replacen("bind = \"127.0.0.1:0\"", &tls, 1));
-    let mut there = |near: &str, host: &str, more: &str| {
+    let there = |near: &str, host: &str, more: &str| {
         let shown =
             format!("cafile = {:?}, certfile = {:?}, keyfile = {:?}{more}", authority.file(), client.certificate, client.key);
         let to = format!("\"127.0.0.1:{}\", \"{host}:{}\"", free_address().port(), far.address().port());
