@@ -475,6 +475,15 @@ fn a_session_goes_with_its_client_and_nothing_is_lost_or_comes_twice() {
     let fetched: u64 = world.nodes.iter().map(|node| node.router.metrics().sessions_fetched.value()).sum();
     let yielded: u64 = world.nodes.iter().map(|node| node.router.metrics().sessions_yielded.value()).sum();
     assert_eq!((fetched, yielded), (7, 0));
+    // What was left for the sake of others is gone once these know.
+    (0..1_000).for_each(|_| world.step());
+    for node in &world.nodes {
+        let machine = node.router.handover.machine.lock();
+        let left = (machine.ghosts.len(), machine.finished.len(), machine.leaving.len(), machine.coming.len());
+        assert_eq!(left, (0, 0, 0, 0));
+    }
+    let filters: Vec<i64> = world.nodes.iter().map(|node| node.router.metrics().subscriptions.value() as i64).collect();
+    assert_eq!(filters, [0, 1, 0]);
 }
 
 /// How many letters a move takes where all goes well.

@@ -274,7 +274,8 @@ impl Registers {
                 self.register.give_back(changes, echo);
                 break;
             }
-            if taken.is_all {
+            // What nobody echoes answers nobody who waits.
+            if taken.echo {
                 self.register.has_told(taken.asked, own.version);
             }
         }
