@@ -135,7 +135,12 @@ impl Crowd<'_> {
                 }
             }
             if settled == self.count.asked && opened_at.is_none() {
-                opened_at = Some(watch.look(&self.shared.tally).0);
+                let now = watch.look(&self.shared.tally).0;
+                if now.connected == 0 {
+                    // Nobody idles.
+                    return Ok(None);
+                }
+                opened_at = Some(now);
             }
         }
     }

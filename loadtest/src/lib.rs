@@ -18,6 +18,7 @@
 //! | [`tally`], [`watch`], [`series`], [`usage`] | what all clients have counted, over time, and what brokers' processes have used |
 //! | [`report`], [`threshold`], [`progress`] | the results, the conditions on them, the bar |
 //! | [`html`], [`merge`] | a page from the reports of runs, and several of these as one |
+//! | [`keys`] | certificates for many clients |
 //! | [`clock`] | the one place that reads time |
 
 mod arguments;
@@ -26,6 +27,7 @@ mod clock;
 mod connect;
 mod course;
 mod html;
+mod keys;
 mod ledger;
 mod merge;
 pub mod mesh;
@@ -77,6 +79,7 @@ pub fn main() -> ExitCode {
         Command::Report(page) => {
             html::write(&page.files, &page.title, page.together.as_deref(), page.output.as_deref()).map(|()| ExitCode::SUCCESS)
         }
+        Command::Keys(keys) => keys::write(&keys.directory, keys.count, &keys.hosts).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         if let Some(usage) = error.downcast_ref::<Usage>() {

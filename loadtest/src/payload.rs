@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0      4        8      12          16         24          32
-//! | MLT1 | digest | run  |   flow    | sequence | due at ns | filler ...
+//! | MLT2 | digest | run  |   flow    | sequence | due at ns | filler ...
 //! ```
 //!
 //! All big-endian. The digest covers the rest of the stamp and the payload's length; the filler is a slice of a fixed random
@@ -14,7 +14,7 @@ use thiserror::Error;
 /// The stamp's length, hence the shortest payload, in bytes.
 pub(crate) const STAMP_BYTES: usize = 32;
 
-const MAGIC: [u8; 4] = *b"MLT1";
+const MAGIC: u32 = u32::from_be_bytes(*b"MLT2");
 
 /// Length of the filler's repeating block; a power of two.
 const BLOCK_BYTES: usize = 4096;
@@ -50,12 +50,11 @@ pub(crate) enum PayloadFault {
 #[inline]
 pub(crate) fn write(stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
     let filler_bytes = payload_bytes.saturating_sub(STAMP_BYTES);
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&digest(stamp, STAMP_BYTES + filler_bytes).to_be_bytes());
-    out.extend_from_slice(&stamp.run.to_be_bytes());
-    out.extend_from_slice(&stamp.flow.to_be_bytes());
-    out.extend_from_slice(&stamp.sequence.to_be_bytes());
-    out.extend_from_slice(&stamp.due_at_ns.to_be_bytes());
+    let digest = digest(stamp, STAMP_BYTES + filler_bytes);
+    let identity = u128::from(MAGIC) << 96 | u128::from(digest) << 64 | u128::from(stamp.run) << 32 | u128::from(stamp.flow);
+    let moment = u128::from(stamp.sequence) << 64 | u128::from(stamp.due_at_ns);
+    out.extend_from_slice(&identity.to_be_bytes());
+    out.extend_from_slice(&moment.to_be_bytes());
     filler(stamp, filler_bytes).for_each(|piece| out.extend_from_slice(piece));
 }
 
@@ -65,15 +64,19 @@ pub(crate) fn write(stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
 /// When the payload is foreign or has been changed.
 #[inline]
 pub(crate) fn read(payload: &[u8]) -> Result<Stamp, PayloadFault> {
-    let (magic, rest) = payload.split_first_chunk().ok_or(PayloadFault::Foreign)?;
-    if *magic != MAGIC {
+    let Some((identity, rest)) = payload.split_first_chunk() else {
+        return Err(if payload.starts_with(&MAGIC.to_be_bytes()) { PayloadFault::Corrupted } else { PayloadFault::Foreign });
+    };
+    let identity = u128::from_be_bytes(*identity);
+    if (identity >> 96) as u32 != MAGIC {
         return Err(PayloadFault::Foreign);
     }
-    let (stamp, seen, rest) = read_stamp(rest).ok_or(PayloadFault::Corrupted)?;
-    if seen != digest(&stamp, payload.len()) {
-        return Err(PayloadFault::Corrupted);
-    }
-    if is_filler(&stamp, rest) { Ok(stamp) } else { Err(PayloadFault::Corrupted) }
+    let (moment, rest) = rest.split_first_chunk().ok_or(PayloadFault::Corrupted)?;
+    let moment = u128::from_be_bytes(*moment);
+    let stamp =
+        Stamp { run: (identity >> 32) as u32, flow: identity as u32, sequence: (moment >> 64) as u64, due_at_ns: moment as u64 };
+    let is_right = (identity >> 64) as u32 == digest(&stamp, payload.len()) && is_filler(&stamp, rest);
+    if is_right { Ok(stamp) } else { Err(PayloadFault::Corrupted) }
 }
 
 /// Whether these bytes are the filler of this stamp.
@@ -93,43 +96,28 @@ fn is_filler(stamp: &Stamp, mut bytes: &[u8]) -> bool {
 }
 
 /// Whether these are the same bytes. Few are compared here: to call the library's function costs more than its work.
-#[inline]
+#[inline(always)]
 pub(crate) fn are_same(one: &[u8], other: &[u8]) -> bool {
     const FEW: usize = 64;
     if one.len() != other.len() || one.len() > FEW {
         return one == other;
     }
-    let ((words, rest), (other_words, other_rest)) = (one.as_chunks::<8>(), other.as_chunks::<8>());
-    words.iter().zip(other_words).all(|(word, other)| word == other)
-        && rest.iter().zip(other_rest).all(|(byte, other)| byte == other)
-}
-
-/// The stamp and its digest after the magic, and what follows them.
-#[inline]
-fn read_stamp(bytes: &[u8]) -> Option<(Stamp, u32, &[u8])> {
-    let (digest, bytes) = bytes.split_first_chunk()?;
-    let (run, bytes) = bytes.split_first_chunk()?;
-    let (flow, bytes) = bytes.split_first_chunk()?;
-    let (sequence, bytes) = bytes.split_first_chunk()?;
-    let (due_at_ns, bytes) = bytes.split_first_chunk()?;
-    let stamp = Stamp {
-        run: u32::from_be_bytes(*run),
-        flow: u32::from_be_bytes(*flow),
-        sequence: u64::from_be_bytes(*sequence),
-        due_at_ns: u64::from_be_bytes(*due_at_ns),
+    let (Some(end), Some(other_end)) = (one.last_chunk::<8>(), other.last_chunk::<8>()) else {
+        return one.iter().zip(other).all(|(byte, other)| byte == other);
     };
-    Some((stamp, u32::from_be_bytes(*digest), bytes))
+    let (words, other_words) = (one.as_chunks::<8>().0, other.as_chunks::<8>().0);
+    end == other_end && words.iter().zip(other_words).all(|(word, other)| word == other)
 }
 
 /// A digest against accidents, not against malice.
 #[inline]
 fn digest(stamp: &Stamp, payload_bytes: usize) -> u32 {
-    let identity = u64::from(stamp.run) << 32 | u64::from(stamp.flow);
-    let mixed = [identity, stamp.sequence, stamp.due_at_ns].iter().fold(payload_bytes as u64, |state, word| {
-        let product = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        product ^ (product >> 29)
-    });
-    (mixed >> 32) as u32
+    // Each by itself, so that none waits for another.
+    let identity = (u64::from(stamp.run) << 32 | u64::from(stamp.flow)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let sequence = (stamp.sequence ^ (payload_bytes as u64) << 40).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let due = stamp.due_at_ns.wrapping_mul(0x94d0_49bb_1331_11eb);
+    let mixed = identity ^ sequence.rotate_left(21) ^ due.rotate_left(42);
+    ((mixed ^ (mixed >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
 #[inline]
@@ -195,7 +183,7 @@ mod tests {
         for at in 0..payload.len() {
             let mut changed = payload.clone();
             changed[at] ^= 0x40;
-            let expected = if at < MAGIC.len() { PayloadFault::Foreign } else { PayloadFault::Corrupted };
+            let expected = if at < size_of_val(&MAGIC) { PayloadFault::Foreign } else { PayloadFault::Corrupted };
             assert_eq!(read(&changed), Err(expected), "byte {at}");
         }
     }

@@ -145,9 +145,9 @@ fn publish_only(command: &Pub, run: u32) -> Result<Plan> {
             each => (0..each).map(|nth| format!("{topic}/{nth}")).collect(),
         };
         let plan = load.publisher(index, names, &topics, target.qos, &shape);
-        (target.connection(&brokers, index as usize, 'p', index, run), plan)
+        Ok((target.connection(&brokers, index as usize, 'p', index, run)?, plan))
     });
-    let publishers = publishers.collect();
+    let publishers = publishers.collect::<Result<_>>()?;
     Ok(Plan { publishers, ..target.plan("pub", run, load.course(&shape, load.rate, target.timeout)).with(load, load.rate, &shape) })
 }
 
@@ -155,7 +155,7 @@ fn connect_only(command: &Connect, run: u32) -> Result<Plan> {
     let Connect { target, connections, rate, ramp, hold, .. } = command;
     let brokers = target.transport.endpoints(&target.brokers)?;
     let connections = (0..*connections).map(|index| target.connection(&brokers, index as usize, 'c', index, run));
-    let idle = Idle { connections: connections.collect(), hold: *hold };
+    let idle = Idle { connections: connections.collect::<Result<_>>()?, hold: *hold };
     let plan = target.plan("connect", run, CoursePlan { closed_loop: rate.is_none(), ..CoursePlan::default() });
     Ok(Plan { rate: *rate, ramp: ramp.unwrap_or_default(), idle: Some(idle), ..plan })
 }
@@ -165,10 +165,11 @@ fn subscribe_only(command: &Sub, run: u32) -> Result<Plan> {
     let brokers = target.transport.endpoints(&target.brokers)?;
     let subscribers = (0..*subscribers).map(|index| {
         let plan = SubscriberPlan { index, filter: filter.clone(), qos: target.qos, hears: Hears::Anyone };
-        (target.connection(&brokers, index as usize, 's', index, run), plan)
+        Ok((target.connection(&brokers, index as usize, 's', index, run)?, plan))
     });
+    let subscribers = subscribers.collect::<Result<_>>()?;
     let course = CoursePlan { awaited: *count, duration: *duration, timeout: target.timeout, ..CoursePlan::default() };
-    Ok(Plan { subscribers: subscribers.collect(), ..target.plan("sub", run, course) })
+    Ok(Plan { subscribers, ..target.plan("sub", run, course) })
 }
 
 fn between_ends(command: &'static str, end_to_end: &EndToEnd, shape: Shape, run: u32) -> Result<Plan> {
@@ -181,23 +182,23 @@ fn between_ends(command: &'static str, end_to_end: &EndToEnd, shape: Shape, run:
     let (far_brokers, offset) =
         if subscribe_at.is_empty() { (brokers.clone(), 1) } else { (target.transport.endpoints(subscribe_at)?, 0) };
     let publishers = (0..shape.publishers()).map(|index| {
-        let connection = target.connection(&brokers, index as usize, 'p', index, run);
+        let connection = target.connection(&brokers, index as usize, 'p', index, run)?;
         let names = topics.flows(index..index + 1).map(|flow| topics.name(flow)).collect();
-        (connection, load.publisher(index, names, &topics, target.qos, &shape))
+        Ok((connection, load.publisher(index, names, &topics, target.qos, &shape)))
     });
     let listeners = (0..shape.groups()).flat_map(|group| (0..shape.subscribers_per_message()).map(move |nth| (group, nth)));
     let subscribers = listeners.zip(0..).map(|((group, nth), index)| {
-        let connection = target.connection(&far_brokers, group as usize + nth as usize + offset, 's', index, run);
+        let connection = target.connection(&far_brokers, group as usize + nth as usize + offset, 's', index, run)?;
         let (publishers, filter) = match shape {
             Shape::Fanin { publishers } => (0..publishers, topics.filter_of_all()),
             _ => (group..group + 1, topics.filter_of(group)),
         };
         let hears = Hears::Ours { publishers, topics: topics.clone() };
-        (connection, SubscriberPlan { index, filter, qos: target.qos, hears })
+        Ok((connection, SubscriberPlan { index, filter, qos: target.qos, hears }))
     });
     Ok(Plan {
-        publishers: publishers.collect(),
-        subscribers: subscribers.collect(),
+        publishers: publishers.collect::<Result<_>>()?,
+        subscribers: subscribers.collect::<Result<_>>()?,
         settle: *settle,
         ..target.plan(command, run, load.course(&shape, rate, target.timeout)).with(load, rate, &shape)
     })
@@ -310,20 +311,25 @@ impl Target {
     }
 
     /// The `nth` broker in turn, under a client id no other client of any run has.
-    fn connection(&self, brokers: &[Endpoint], nth: usize, role: char, index: u32, run: u32) -> ConnectionPlan {
+    fn connection(&self, brokers: &[Endpoint], nth: usize, role: char, index: u32, run: u32) -> Result<ConnectionPlan> {
         let login = self.username.as_ref().zip(self.password.as_ref());
         let broker = brokers.get(nth % brokers.len().max(1)).cloned().unwrap_or_else(|| String::new().into());
         let client_id = self.client_id.clone().unwrap_or_else(|| format!("lt{run:08x}"));
         let from = self.bind.get(index as usize % self.bind.len().max(1)).copied();
-        ConnectionPlan {
-            broker: Endpoint { from, ..broker },
+        let numbered = |text: &String| text.replace("%i", &index.to_string());
+        let tls = match broker.tls {
+            Some(_) if self.transport.has_own_certificates() => Some(self.transport.client(index)?),
+            shared => shared,
+        };
+        Ok(ConnectionPlan {
+            broker: Endpoint { tls, from, ..broker },
             client_id: format!("{client_id}{role}{index}"),
             version: self.version,
             session: if self.persistent { Session::Kept } else { Session::Clean },
             keep_alive_seconds: self.keep_alive,
-            login: login.map(|(username, password)| Login { username: username.clone(), password: password.clone() }),
+            login: login.map(|(username, password)| Login { username: numbered(username), password: numbered(password) }),
             timeout: self.timeout,
-        }
+        })
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Mesh(Mesh),
     /// A page of HTML with tables and plots from the --json of one or more runs.
     Report(Page),
+    /// Certificates for many clients and a broker, and the authority that has signed them, to test with.
+    Keys(Keys),
 }
 
 #[derive(Debug, Subcommand)]
@@ -92,8 +94,10 @@ pub(crate) struct Target {
     /// Quality of service, of publishing and subscribing.
     #[arg(long, value_enum, default_value = "0")]
     pub(crate) qos: QoS,
+    /// User name; %i becomes a client's number.
     #[arg(long, requires = "password")]
     pub(crate) username: Option<String>,
+    /// Password; %i becomes a client's number.
     #[arg(long, env = "LOADTEST_PASSWORD", hide_env_values = true, requires = "username")]
     pub(crate) password: Option<String>,
     /// Ask brokers to keep the clients' sessions. They are ended after the run, unless --client-id is given.
@@ -316,6 +320,20 @@ pub(crate) struct Page {
     /// The page's title.
     #[arg(long, default_value = "Load test")]
     pub(crate) title: String,
+}
+
+/// `loadtest keys`
+#[derive(Debug, Args)]
+pub(crate) struct Keys {
+    /// Where to write ca.pem, server.pem, client-0.pem and so on, and the keys to them.
+    #[arg(value_name = "DIRECTORY")]
+    pub(crate) directory: PathBuf,
+    /// Clients.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) count: u32,
+    /// Name or address of the broker; repeatable.
+    #[arg(long = "host", value_name = "HOST", default_values = ["localhost", "127.0.0.1", "::1"])]
+    pub(crate) hosts: Vec<String>,
 }
 
 impl LoadCommand {

@@ -10,6 +10,9 @@ use clap::Args;
 use super::Usage;
 use crate::client::{Endpoint, Tls, Trust};
 
+/// What becomes a client's number.
+const NUMBER: &str = "%i";
+
 /// How brokers are spoken to.
 #[derive(Debug, Args)]
 pub(crate) struct Transport {
@@ -19,10 +22,10 @@ pub(crate) struct Transport {
     /// File of the authorities, one of which must have signed a broker's certificate (PEM).
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     cafile: Option<PathBuf>,
-    /// Certificate that the clients show (PEM).
+    /// Certificate that the clients show (PEM); %i becomes a client's number.
     #[arg(long, value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
-    /// The certificate's private key (PEM).
+    /// The certificate's private key (PEM); %i becomes a client's number.
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
     /// Believe any certificate.
@@ -43,7 +46,7 @@ impl Transport {
     /// When files are missing, or say nothing of whom to believe.
     pub(crate) fn endpoints(&self, brokers: &[BrokerAddress]) -> Result<Vec<Endpoint>> {
         let scheme = |broker: &BrokerAddress| broker.scheme.unwrap_or(Scheme { tls: self.tls, websocket: self.ws });
-        let tls = if brokers.iter().any(|broker| scheme(broker).tls) { Some(self.client()?) } else { None };
+        let tls = if brokers.iter().any(|broker| scheme(broker).tls) { Some(self.client(0)?) } else { None };
         if tls.is_none() && (self.cafile.is_some() || self.cert.is_some() || self.insecure) {
             let told = "--cafile, --cert, --key and --insecure are for TLS, which no broker is spoken to with (--tls, or --broker mqtts://HOST)";
             return Err(Usage(told.to_owned()).into());
@@ -61,7 +64,16 @@ impl Transport {
         Ok(brokers.iter().map(endpoint).collect())
     }
 
-    fn client(&self) -> Result<Tls> {
+    /// Whether each client has a certificate of its own.
+    pub(crate) fn has_own_certificates(&self) -> bool {
+        self.cert.iter().chain(&self.key).any(|path| path.to_string_lossy().contains(NUMBER))
+    }
+
+    /// TLS as the client of this number speaks it.
+    ///
+    /// # Errors
+    /// As for [`Self::endpoints`].
+    pub(crate) fn client(&self, number: u32) -> Result<Tls> {
         let trust = match &self.cafile {
             Some(path) => Trust::Authorities(path),
             None if self.insecure => Trust::Anyone,
@@ -70,7 +82,9 @@ impl Transport {
                 return Err(Usage(told.to_owned()).into());
             }
         };
-        Tls::new(&trust, self.cert.as_deref().zip(self.key.as_deref()))
+        let own = |path: &PathBuf| PathBuf::from(path.to_string_lossy().replace(NUMBER, &number.to_string()));
+        let (cert, key) = (self.cert.as_ref().map(own), self.key.as_ref().map(own));
+        Tls::new(&trust, cert.as_deref().zip(key.as_deref()))
     }
 }
 

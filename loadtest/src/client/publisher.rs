@@ -211,7 +211,7 @@ impl Outgoing {
         };
         let topic = self.plan.topics.pick(&mut self.random);
         let at = topic as usize;
-        let (Some(writer), Some(sent)) = (self.writers.get(at), self.sent_by_topic.get_mut(at)) else {
+        let (Some(writer), Some(sent)) = (self.writers.get_mut(at), self.sent_by_topic.get_mut(at)) else {
             return false;
         };
         let stamp = Stamp { run: self.run, flow: self.first_flow + topic, sequence: *sent, due_at_ns };

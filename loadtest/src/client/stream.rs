@@ -55,7 +55,11 @@ impl Endpoint {
         let mut failure = io::Error::new(io::ErrorKind::AddrNotAvailable, format!("no address that {from} could reach"));
         for to in lookup_host(&*self.address).await?.filter(|to| to.is_ipv4() == from.is_ipv4()) {
             let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            socket.bind(SocketAddr::new(from, 0))?;
+            socket.bind(SocketAddr::new(from, 0)).map_err(|error| {
+                let hint = if error.kind() == io::ErrorKind::AddrInUse { "; its ports may all be taken: name more" } else { "" };
+                // Without a kind: what is said of connecting does not help here.
+                io::Error::other(format!("from {from} (--bind): {error}{hint}"))
+            })?;
             match socket.connect(to).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => failure = error,

@@ -10,7 +10,7 @@ use super::account::Account;
 use super::plan::{MeshPlan, Publishing, Subscribing};
 use super::run::MeshRun;
 use super::timetable::Timetable;
-use crate::arguments::Mesh;
+use crate::arguments::{Mesh, Usage};
 use crate::clock::now_ns;
 use crate::progress::{Extent, Progress};
 use crate::report::Report;
@@ -29,6 +29,9 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 impl Mesh {
     fn plan(&self) -> Result<MeshPlan> {
         let count = self.brokers.len();
+        if self.transport.has_own_certificates() {
+            return Err(Usage("the clients of a mesh share a certificate: no %i in --cert and --key".to_owned()).into());
+        }
         let brokers = self.transport.endpoints(&self.brokers)?;
         let at = |home: usize| if self.roam { (home..home + count).map(|place| place % count).collect() } else { vec![home] };
         let publishers = (0..count).flat_map(|home| self.qos.iter().map(move |&qos| (home, qos)));

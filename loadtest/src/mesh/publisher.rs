@@ -67,7 +67,7 @@ impl Publisher {
         Self { index, writer, answers, sent: 0, owed_from: None, window: 0, interval_ns, next_due_ns: 0, look, books }
     }
 
-    fn write(&self, packet_id: Option<NonZeroU16>, message: Message, out: &mut Vec<u8>) {
+    fn write(&mut self, packet_id: Option<NonZeroU16>, message: Message, out: &mut Vec<u8>) {
         let Message { sequence, due_at_ns } = message;
         let stamp = Stamp { run: self.books.run, flow: self.index as u32, sequence, due_at_ns };
         self.writer.write(packet_id, &stamp, self.books.plan.payload_bytes as usize, out);

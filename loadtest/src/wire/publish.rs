@@ -11,6 +11,9 @@ pub(crate) struct PublishWriter {
     first_byte: u8,
     /// The topic behind its length.
     topic: Vec<u8>,
+    /// Everything before the packet id for a payload of so many bytes: mostly the next is as long.
+    head: Vec<u8>,
+    head_of: Option<usize>,
     packet_id_bytes: usize,
     /// The empty property list of MQTT 5.
     properties: &'static [u8],
@@ -24,6 +27,8 @@ impl PublishWriter {
         Self {
             first_byte: PacketKind::Publish.first_byte() | qos.number() << 1,
             topic: length_and_topic,
+            head: Vec::new(),
+            head_of: None,
             packet_id_bytes: if qos == QoS::AtMostOnce { 0 } else { 2 },
             properties: match version {
                 Version::V3_1_1 => &[],
@@ -34,10 +39,16 @@ impl PublishWriter {
 
     /// Appends one packet; `packet_id` is there for QoS 1 and 2 and absent for QoS 0.
     #[inline]
-    pub(crate) fn write(&self, packet_id: Option<NonZeroU16>, stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
-        out.push(self.first_byte);
-        push_variable_integer(out, self.remaining_bytes(payload_bytes));
-        out.extend_from_slice(&self.topic);
+    pub(crate) fn write(&mut self, packet_id: Option<NonZeroU16>, stamp: &Stamp, payload_bytes: usize, out: &mut Vec<u8>) {
+        if self.head_of != Some(payload_bytes) {
+            let remaining_bytes = self.remaining_bytes(payload_bytes);
+            self.head.clear();
+            self.head.push(self.first_byte);
+            push_variable_integer(&mut self.head, remaining_bytes);
+            self.head.extend_from_slice(&self.topic);
+            self.head_of = Some(payload_bytes);
+        }
+        out.extend_from_slice(&self.head);
         if let Some(id) = packet_id {
             out.extend_from_slice(&id.get().to_be_bytes());
         }
@@ -130,7 +141,7 @@ mod tests {
         for version in [Version::V3_1_1, Version::V5] {
             for (qos, packet_id) in [(QoS::AtMostOnce, None), (QoS::AtLeastOnce, id(1)), (QoS::ExactlyOnce, id(65_535))] {
                 for payload_bytes in [32, 100, 127, 20_000, 3_000_000] {
-                    let writer = PublishWriter::new(version, qos, "a/b");
+                    let mut writer = PublishWriter::new(version, qos, "a/b");
                     let mut out = Vec::new();
                     writer.write(packet_id, &STAMP, payload_bytes, &mut out);
                     assert_eq!(out.len(), writer.packet_bytes(payload_bytes));

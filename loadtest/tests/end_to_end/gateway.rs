@@ -1,15 +1,17 @@
 //! A way to a fake broker that speaks TLS, WebSocket, or both, by libraries that the program under test does not use for it.
 
+use std::collections::HashSet;
 use std::net::TcpListener;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use async_tungstenite::tokio::{TokioAdapter, accept_hdr_async};
 use async_tungstenite::tungstenite::Message;
 use async_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 use futures_util::{SinkExt, StreamExt};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tempfile::TempDir;
@@ -28,12 +30,15 @@ pub(crate) struct Speaks {
 /// A listener, and the threads that carry its connections; all end with it.
 pub(crate) struct Gateway {
     pub(crate) address: String,
+    /// Those that clients have shown.
+    certificates: Arc<Mutex<HashSet<Vec<u8>>>>,
     _runtime: Runtime,
 }
 
 /// The authority of a test, a client's certificate of its, and the acceptor of a broker that wants one.
 pub(crate) struct Pki {
-    directory: TempDir,
+    _directory: Option<TempDir>,
+    path: PathBuf,
     acceptor: TlsAcceptor,
 }
 
@@ -56,21 +61,21 @@ impl Pki {
         write("client.pem", client.pem());
         write("client.key", client_key.serialize_pem());
 
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        roots.add(authority.der().clone()).unwrap();
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build().unwrap();
-        let (server, key) = signed("localhost");
-        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![server.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into()))
-            .unwrap();
-        Self { directory, acceptor: TlsAcceptor::from(Arc::new(config)) }
+        let (server, server_key) = signed("localhost");
+        write("server.pem", server.pem());
+        write("server.key", server_key.serialize_pem());
+        let path = directory.path().to_owned();
+        Self { acceptor: acceptor(&path), path, _directory: Some(directory) }
+    }
+
+    /// What `loadtest keys` has written.
+    pub(crate) fn read(directory: &str) -> Self {
+        let path = PathBuf::from(directory);
+        Self { acceptor: acceptor(&path), path, _directory: None }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.path.join(name)
     }
 
     /// The options of a client that is let in.
@@ -78,6 +83,19 @@ impl Pki {
         let path = |name| self.path(name).display().to_string();
         format!("--cafile {} --cert {} --key {}", path("ca.pem"), path("client.pem"), path("client.key"))
     }
+}
+
+/// A broker with the certificate of this directory, who wants one of the same authority.
+fn acceptor(directory: &Path) -> TlsAcceptor {
+    let certificate = |name| CertificateDer::from_pem_file(directory.join(name)).unwrap();
+    let key = PrivateKeyDer::from_pem_file(directory.join("server.key")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate("ca.pem")).unwrap();
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build().unwrap();
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_client_cert_verifier(verifier).with_single_cert(vec![certificate("server.pem")], key).unwrap();
+    TlsAcceptor::from(Arc::new(config))
 }
 
 impl Gateway {
@@ -88,22 +106,31 @@ impl Gateway {
         listener.set_nonblocking(true).unwrap();
         let address = format!("localhost:{}", listener.local_addr().unwrap().port());
         let acceptor = pki.acceptor.clone();
+        let certificates = Arc::default();
+        let shown: Arc<Mutex<HashSet<_>>> = Arc::clone(&certificates);
         let handle = runtime.handle().clone();
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             while let Ok((near, _)) = listener.accept().await {
-                let (acceptor, broker) = (acceptor.clone(), broker.clone());
+                let (acceptor, broker, certificates) = (acceptor.clone(), broker.clone(), shown.clone());
                 handle.spawn(async move {
                     // A client that is not let in is what some tests want.
                     if !speaks.tls {
                         carry(near, broker, speaks.websocket).await;
                     } else if let Ok(near) = acceptor.accept(near).await {
+                        let shown = near.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+                        certificates.lock().unwrap().insert(shown);
                         carry(near, broker, speaks.websocket).await;
                     }
                 });
             }
         });
-        Self { address, _runtime: runtime }
+        Self { address, certificates, _runtime: runtime }
+    }
+
+    /// Different certificates that clients have shown.
+    pub(crate) fn certificates(&self) -> usize {
+        self.certificates.lock().unwrap().len()
     }
 }
 

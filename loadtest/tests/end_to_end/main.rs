@@ -256,6 +256,23 @@ fn tls_and_websocket_carry_the_same() {
 }
 
 #[test]
+fn each_client_has_a_certificate_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys").display().to_string();
+    let made = loadtest(&format!("keys {keys} --count 3 --host localhost"));
+    assert_eq!((made.code, made.stdout.as_str()), (Some(0), ""), "{}", made.stderr);
+    loadtest(&format!("keys {keys}")).failed_with(1, "ca.pem is there already");
+    let broker = FakeBroker::start(Manners::Honest);
+    let gateway = Gateway::start(Speaks { tls: true, websocket: false }, &Pki::read(&keys), broker.address());
+    let own = format!("--cafile {keys}/ca.pem --cert {keys}/client-%i.pem --key {keys}/client-%i.key");
+    let run = format!("--broker mqtts://{} --count 20 {own}", gateway.address);
+    assert_eq!(fields(&loadtest(&format!("pair --pairs 3 {run}")).good("own"), LEDGER), [60, 0, 0, 0, 0, 0]);
+    assert_eq!(gateway.certificates(), 3, "publisher and subscriber of a number have the same");
+    loadtest(&format!("pair --pairs 4 {run}")).failed_with(1, "cannot read --key");
+    loadtest(&format!("mesh {run}")).failed_with(2, "the clients of a mesh share a certificate");
+}
+
+#[test]
 fn a_broker_that_is_not_to_be_trusted_or_trusts_nobody_is_named() {
     let (broker, pki, other) = (FakeBroker::start(Manners::Honest), Pki::new(), Pki::new());
     let tls = Gateway::start(Speaks { tls: true, websocket: false }, &pki, broker.address());
@@ -356,7 +373,7 @@ fn too_many_clients_for_the_system_are_refused_with_what_to_do() {
     let bound = format!("pair --broker {} --bind 127.0.0.2 --bind 127.0.0.3 --pairs 3 --count 10", broker.address());
     assert_eq!(fields(&loadtest(&bound).good("bound"), LEDGER), [30, 0, 0, 0, 0, 0]);
     let elsewhere = loadtest(&format!("pair --broker {} --bind 192.0.2.1 --count 10", broker.address()));
-    elsewhere.failed_with(1, "cannot connect: Cannot assign requested address");
+    elsewhere.failed_with(1, "cannot connect: from 192.0.2.1 (--bind): Cannot assign requested address");
 }
 
 /// Two publishers of each QoS and two subscribers, at two addresses of one broker.

@@ -41,7 +41,7 @@ pub(crate) fn under(command: &str, arguments: &str) -> Finished {
     begin(shell, arguments).finish()
 }
 
-/// Starts `loadtest` with these arguments, and `--json` unless that is among them, or it is about such files.
+/// Starts `loadtest` with these arguments, and `--json` unless that is among them or makes no sense.
 pub(crate) fn start(arguments: &str) -> Running {
     begin(Command::new(env!("CARGO_BIN_EXE_loadtest")), arguments)
 }
@@ -50,7 +50,7 @@ pub(crate) fn start(arguments: &str) -> Running {
 fn begin(mut command: Command, arguments: &str) -> Running {
     let directory = TempDir::new().unwrap();
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
-    if !arguments.contains("--json") && !arguments.starts_with("report") {
+    if !arguments.contains("--json") && !["report", "keys"].iter().any(|command| arguments.starts_with(command)) {
         command.arg("--json").arg(directory.path().join("report.json"));
     }
     // Files, not pipes: a program that says much must not wait for us to read it.
