@@ -112,7 +112,7 @@ fn comes(trace: &Trace, broker: &TraceBroker) -> String {
     let port = before.and_then(|before| before.ports.iter().find(|port| port.id == broker.id));
     let why = match (before.map(|before| before.arrival), port.map(|port| port.why)) {
         // It could not come otherwise.
-        (Some(came), Some(Why::Wanted | Why::Retained | Why::Rule | Why::Unknown))
+        (Some(came), Some(Why::Wanted | Why::Retained | Why::Rule | Why::Unknown | Why::Shared))
             if came == broker.arrival && came != Arrival::Whole =>
         {
             "as it came"
@@ -121,6 +121,7 @@ fn comes(trace: &Trace, broker: &TraceBroker) -> String {
         (_, Some(Why::Retained)) => "retained",
         (_, Some(Why::Rule)) => "by rule",
         (_, Some(Why::Unknown)) => "interest unknown",
+        (_, Some(Why::Shared)) => "if picked",
         (_, Some(Why::Unwanted)) => "unwanted",
         (_, Some(Why::Reserve | Why::HopMax) | None) => "the tree is changing",
     };
@@ -140,6 +141,8 @@ fn audience(broker: &TraceBroker) -> String {
     let who: Vec<_> = plain.into_iter().chain(shared).collect();
     let late = match broker.arrival {
         _ if who.is_empty() => return "none".to_owned(),
+        // Of a group whoever is picked gets it, here or elsewhere.
+        _ if subscriptions == 0 => "",
         Arrival::Whole => "",
         Arrival::Stub => ", who ask for it",
         Arrival::Nothing => ", who miss it",
@@ -209,7 +212,7 @@ mod tests {
                 broker("b", Some("a"), Whole, [1, 0, 0], &[("c", Why::Wanted), ("d", Why::Reserve)]),
                 broker("c", Some("b"), Whole, [2, 1, 3], &[]),
                 broker("d", Some("a"), Stub, [0; 3], &[("b", Why::Reserve), ("e", Why::Unwanted), ("f", Why::Unwanted)]),
-                broker("f", Some("d"), Stub, [0, 2, 2], &[]),
+                broker("f", Some("d"), Stub, [1, 2, 2], &[]),
             ],
             silent: vec![silent("e"), silent("g")],
         }
@@ -226,7 +229,7 @@ mod tests {
                         │  └─ c  0.42 (0.31) ms   whole: wanted   2 + 1 group of 3\n\
                         └─ d     0.42 (0.31) ms   stub: unwanted  none\n\
                         \x20  ├─ e  does not answer\n\
-                        \x20  └─ f  0.42 (0.31) ms   stub: unwanted  2 groups of 2, who ask for it\n\
+                        \x20  └─ f  0.42 (0.31) ms   stub: unwanted  1 + 2 groups of 2, who ask for it\n\
                         \n\
                         in reserve  b - d  0.31 ms\n\
                         silent      g      its way is not known";

@@ -71,6 +71,8 @@ pub enum Why {
     Reserve,
     /// It has come over as many links as it may.
     HopMax,
+    /// A share group has members there: it goes if the origin picks one of them.
+    Shared,
 }
 
 /// What a broker says of one of its links.
@@ -132,7 +134,7 @@ impl Arrival {
     #[must_use]
     pub fn over(self, why: Why, qos: QoS) -> Self {
         match why {
-            Why::Wanted | Why::Retained | Why::Rule | Why::Unknown => self,
+            Why::Wanted | Why::Retained | Why::Rule | Why::Unknown | Why::Shared => self,
             Why::Unwanted if self == Self::Whole && qos != QoS::AtMostOnce => Self::Stub,
             Why::Unwanted if qos != QoS::AtMostOnce => self,
             Why::Unwanted | Why::Reserve | Why::HopMax => Self::Nothing,
@@ -141,7 +143,8 @@ impl Arrival {
 }
 
 impl Why {
-    const ALL: [Self; 7] = [Self::Wanted, Self::Retained, Self::Rule, Self::Unknown, Self::Unwanted, Self::Reserve, Self::HopMax];
+    const ALL: [Self; 8] =
+        [Self::Wanted, Self::Retained, Self::Rule, Self::Unknown, Self::Unwanted, Self::Reserve, Self::HopMax, Self::Shared];
 
     fn read(value: u8) -> Result<Self, FrameError> {
         let found = Self::ALL.into_iter().find(|why| *why as u8 == value);

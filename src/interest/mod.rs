@@ -192,7 +192,12 @@ impl Interest {
         }
         let mut is_wanted = found().any(|member| member.wants_all || member.filters.contains(EVERYTHING));
         known.trie.for_each_match(topic, |place, ()| is_wanted |= places.contains(place));
-        if is_wanted { Draw::Wanted } else { Draw::Nobody }
+        if is_wanted {
+            return Draw::Wanted;
+        }
+        let mut is_shared = false;
+        known.shares.for_each_match(topic, |(_, place), _| is_shared |= places.contains(place));
+        if is_shared { Draw::Shared } else { Draw::Nobody }
     }
 
     /// From now on clients wait until other members know what they subscribe to. The first call counts.

@@ -32,6 +32,8 @@ pub enum Draw {
     Unknown,
     /// Somebody there wants it.
     Wanted,
+    /// A share group has members there: it goes if one of them is picked.
+    Shared,
     /// Nobody there does.
     Nobody,
 }
@@ -126,7 +128,8 @@ mod tests {
         }
         let mut wants = |topic: &str, behind: &Behind| {
             let wants = verdicts.want_everything(&interest, behind) || verdicts.wants(&interest, topic);
-            assert_eq!(behind.draw(&interest, topic) != Draw::Nobody, wants, "what is shown is what is done");
+            let draws = !matches!(behind.draw(&interest, topic), Draw::Nobody | Draw::Shared);
+            assert_eq!(draws, wants, "what is shown is what is done");
             wants
         };
         interest.change().insert(A, "a/+");

@@ -86,6 +86,10 @@ fn a_trace_tells_which_way_a_message_goes_and_why() {
         let [probe, link] = ["round_trip_us", "link_rtt_us"].map(|key| broker[key].as_u64().unwrap());
         assert!(probe > 0 && link > 0 && probe < 2_000_000, "{broker}");
     }
+    // Of a share group that has members at one broker only, that one gets it.
+    let _at_d = Client::subscribed(&brokers[3], 5, "$share/h/s/#", 1);
+    let expected = ["a null whole 0+0/0 b:shared", "b a whole 0+0/0 c:shared", "c b whole 0+0/0 d:shared", "d c whole 0+1/1"];
+    says(&brokers[0], &["s/1", "--qos", "1"], &expected);
     // The same message from the middle, one of QoS 0, one that is retained.
     says(
         &brokers[1],

@@ -145,7 +145,8 @@ impl Driver {
         if !self.traces.may_begin(now) || self.traces.follow(id, whence.clone(), now) != Following::New {
             return;
         }
-        let leaves = call.retain || self.settings.replication.interest().is_wanted_elsewhere(&call.topic);
+        let interest = self.settings.replication.interest();
+        let leaves = call.retain || interest.is_wanted_elsewhere(&call.topic) || !interest.shares(&call.topic).is_empty();
         // Who has gone is not told.
         let _ = call.begun.send(leaves);
         let TraceCall { qos, retain, topic, .. } = call;
@@ -229,6 +230,7 @@ impl Driver {
             Draw::Wanted => Why::Wanted,
             _ if probe.retain => Why::Retained,
             Draw::Unknown => Why::Unknown,
+            Draw::Shared => Why::Shared,
             Draw::Nobody => Why::Unwanted,
         }
     }
