@@ -199,6 +199,12 @@ pub const OWN_POSITIONS_FORESEEN_MAX: u64 = 1 << 40;
 pub const PICKS_MAX: usize = 64;
 /// A message is picked anew for a share group so often at most, where nobody takes it.
 pub const PICK_ROUNDS_MAX: u8 = 7;
+/// What was picked for a broker at QoS 1 is picked again if messages have not reached it for so long.
+pub const PICK_PATIENCE: Duration = Duration::from_secs(5);
+/// Messages of one lane and broker that nobody else takes and that are tried again.
+pub const PICKS_UNPLACED_MAX: usize = 16 * 1024;
+/// How often is told how far a broker has dealt with the messages of those who ask.
+pub const DEALT_INTERVAL: Duration = Duration::from_millis(25);
 /// Messages that one frame asks for.
 pub const PULLED_PER_FRAME_MAX: usize = 512;
 /// What is asked for is asked for again after this.

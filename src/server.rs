@@ -516,6 +516,9 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
         pulls_sent,
         payloads_received,
         payloads_lost,
+        picks_again,
+        picks_abandoned,
+        picks_lost,
         own_ids_foreseen,
         covers_adopted,
     } = replication.counters();
@@ -538,6 +541,13 @@ fn replication_samples(replication: &Replication) -> Vec<Sample> {
         ("mesh_pulls_sent", "Messages asked for of neighbours, where only a stub had come", pulls_sent),
         ("mesh_payloads_received", "Messages that came because they were asked for", payloads_received),
         ("mesh_payloads_lost", "QoS 1 and 2 messages that were asked for and that nobody had", payloads_lost),
+        (
+            "mesh_picks_again",
+            "Messages of share groups that were picked again, for the broker picked did not deal with them",
+            picks_again,
+        ),
+        ("mesh_picks_abandoned", "Those of QoS 2 among them", picks_abandoned),
+        ("mesh_picks_lost", "Messages of share groups picked for a broker that has left, and that nobody else takes", picks_lost),
         ("mesh_own_ids_foreseen", "Lanes opened by who knows more of this broker's log than its disk", own_ids_foreseen),
         ("mesh_covers_adopted", "Covers taken over from a neighbour when this broker was new", covers_adopted),
     ];
@@ -599,9 +609,12 @@ fn start_mesh(
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
     let (retained, subscribed) = (Arc::clone(router) as Arc<dyn RetainedCopies>, Arc::clone(router) as Arc<dyn Subscribed>);
-    let handle = mesh::start(setup, Arc::clone(&replication), registers, Arc::clone(post), deliver, retained, subscribed)?;
-    router.join_mesh(replication);
+    registers.own().tell_log(replication.own_log());
+    replication.dealt_progress();
+    // What comes over the first link may have to be given on.
+    router.join_mesh(Arc::clone(&replication));
     router.join_post(Arc::clone(post));
+    let handle = mesh::start(setup, replication, registers, Arc::clone(post), deliver, retained, subscribed)?;
     Ok(handle)
 }
 
@@ -650,6 +663,10 @@ impl Deliver for Clocked {
 
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
         self.0.wants(topic, picks)
+    }
+
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> bool {
+        self.0.pick_again(message, broker, may_be_same, clock::now())
     }
 
     fn covered(&mut self, stream: OriginLane, cover: u64) {

@@ -14,6 +14,7 @@
 //! Specification: `ARCHITECTURE.md`, "Interest".
 
 mod behind;
+mod dealt;
 mod echoes;
 mod members;
 mod rules;
@@ -27,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 pub use behind::{Neighbourhood, Told};
+pub use dealt::Standing;
 pub use echoes::{EchoWait, Echoes};
 pub use rules::{Mode, Rules};
 pub use shares::{Share, ShareBroker};
@@ -36,6 +38,7 @@ use crate::ids::{BrokerId, ShareId};
 use crate::limits::BROKERS_MAX;
 use crate::shared::register::{Change, Follow, Key, ShareMembers, Value};
 use crate::topic::{self, SubscriptionTrie};
+use dealt::Said;
 use members::{MemberSet, Place};
 use shares::{Reach, ShareKey};
 
@@ -81,6 +84,8 @@ struct Member {
     filters: HashSet<Box<str>, ahash::RandomState>,
     /// Its share groups with their filters.
     shares: HashSet<(ShareId, Box<str>), ahash::RandomState>,
+    /// What it says of logs.
+    said: Said,
 }
 
 impl Member {
@@ -280,7 +285,14 @@ impl Known {
                 place
             }
         };
-        let new = || Member { id, is_known: false, wants_all: false, filters: HashSet::default(), shares: HashSet::default() };
+        let new = || Member {
+            id,
+            is_known: false,
+            wants_all: false,
+            filters: HashSet::default(),
+            shares: HashSet::default(),
+            said: Said::default(),
+        };
         let member = self.members.get_mut(usize::from(place))?.get_or_insert_with(new);
         Some((place, member))
     }
@@ -398,6 +410,7 @@ impl Changes<'_> {
         let Some(place) = self.known.places.get(&member).copied() else { return };
         let known = &mut *self.known;
         let Some(found) = known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
+        found.said = Said::default();
         for levels in &std::mem::take(&mut found.filters) {
             known.trie.remove(levels, &place);
         }
@@ -419,6 +432,10 @@ impl Follow for Interest {
 
     fn changed(&self, member: BrokerId, changes: &[Change]) {
         let mut all = self.change();
+        // What it has told of other logs is of its own log's former life, if that is another.
+        for (key, value) in changes.iter().filter(|(key, _)| *key == Key::Log) {
+            all.tell(member, key, value.as_ref());
+        }
         for (key, value) in changes {
             match key {
                 Key::Everything => all.want_all(member, value.is_some()),
@@ -436,7 +453,8 @@ impl Follow for Interest {
                         (None, None) => all.remove(member, filter.levels),
                     }
                 }
-                Key::Session(_) | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
+                Key::AskDealt | Key::Dealt(_) => all.tell(member, key, value.as_ref()),
+                Key::Session(_) | Key::Log | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
             }
         }
     }

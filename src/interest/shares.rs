@@ -41,7 +41,7 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    fn cost(&self, broker: BrokerId) -> Option<u32> {
+    pub(super) fn cost(&self, broker: BrokerId) -> Option<u32> {
         let is_reached = self.members.as_ref().is_none_or(|members| members.contains(&broker));
         is_reached.then(|| self.costs.get(&broker).copied().unwrap_or(FAR))
     }

@@ -8,7 +8,7 @@ use super::Replication;
 use super::quiesce::Shared;
 use crate::codec::QoS;
 use crate::frame::lane::{MeshMessage, put_message};
-use crate::ids::MessageId;
+use crate::ids::{BrokerId, MessageId};
 use crate::limits::{BLOCK_BYTES, BLOCK_MESSAGES_MAX};
 
 /// What a builder may keep between two batches.
@@ -40,6 +40,8 @@ pub(super) struct Builder {
     exactly_once: bool,
     /// Which of them somebody wants to know the ids of.
     followed: Vec<(usize, Followed)>,
+    /// For whom something in it was picked.
+    picked: Vec<(BrokerId, QoS)>,
     pub(super) full: Vec<Sealed>,
 }
 
@@ -52,6 +54,8 @@ pub(super) struct Sealed {
     pub(super) exactly_once: bool,
     /// By their places in it.
     pub(super) followed: Vec<(usize, Followed)>,
+    /// For whom something in it was picked.
+    pub(super) picked: Vec<(BrokerId, QoS)>,
 }
 
 impl LocalBatch {
@@ -117,6 +121,14 @@ impl Builder {
         }
         self.count += 1;
         self.exactly_once |= message.qos == QoS::ExactlyOnce;
+        if !message.picks.is_empty() {
+            let picked = message.picks.iter().map(|pick| (pick.broker, message.qos));
+            picked.for_each(|one| {
+                if !self.picked.contains(&one) {
+                    self.picked.push(one);
+                }
+            });
+        }
     }
 
     /// Makes a block of what is there. Copied: a block takes up what it holds, and the builder keeps its buffer.
@@ -125,8 +137,8 @@ impl Builder {
             return;
         }
         let (body, count, exactly_once) = (Bytes::copy_from_slice(&self.body), self.count, self.exactly_once);
-        let followed = std::mem::take(&mut self.followed);
-        self.full.push(Sealed { body, count, exactly_once, followed });
+        let (followed, picked) = (std::mem::take(&mut self.followed), std::mem::take(&mut self.picked));
+        self.full.push(Sealed { body, count, exactly_once, followed, picked });
         (self.count, self.exactly_once) = (0, false);
         self.body.clear();
         self.body.shrink_to(KEPT_BYTES_MAX);

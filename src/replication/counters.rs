@@ -41,6 +41,12 @@ pub struct Counters {
     pub payloads_received: Counter,
     /// Messages asked for that nobody had: lost to this broker.
     pub payloads_lost: Counter,
+    /// Messages of share groups that were picked again, for the broker that was picked did not deal with them.
+    pub picks_again: Counter,
+    /// Those of QoS 2 among them: should that broker come back with what it had, they come twice.
+    pub picks_abandoned: Counter,
+    /// What was picked for a member that has left, and nobody else takes.
+    pub picks_lost: Counter,
     /// Lanes that a neighbour opened who knows ids of our own log that this broker has not given out: the data directory went back in time.
     pub own_ids_foreseen: Counter,
     /// Covers taken over from a neighbour while this broker was new to the mesh.

@@ -223,9 +223,9 @@ impl Lane {
     /// Appends a block of `count` messages that local clients published. Position and ids are one: two publishers never get their
     /// order and their numbers crossed. Nobody is woken yet.
     ///
-    /// Where the log is on disk, what is to be written of it goes to `writes`.
-    pub(super) fn publish(&self, sealed: Sealed, writes: &mut Writes, now: Instant) {
-        let Sealed { body, count, exactly_once, followed } = sealed;
+    /// Where the log is on disk, what is to be written of it goes to `writes`. Gives the last message's sequence.
+    pub(super) fn publish(&self, sealed: Sealed, writes: &mut Writes, now: Instant) -> u64 {
+        let Sealed { body, count, exactly_once, followed, .. } = sealed;
         // Before the position is claimed: whoever follows waits for the block from then on.
         let ticket = self.log.as_ref().filter(|_| exactly_once).map(|_| writes.ticket());
         let position = self.ring.claim();
@@ -245,6 +245,7 @@ impl Lane {
         let (stream, content) = (Arc::clone(&self.own), Content::Messages(body));
         self.own_last.fetch_max(last, Ordering::AcqRel);
         self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms: 0, appended_at: now, safe, content });
+        last
     }
 
     /// A position of the ring was given out to a block of another broker, or to nothing.
@@ -254,6 +255,11 @@ impl Lane {
             log.claimed(position);
         }
         position
+    }
+
+    /// The first sequence that a block of ours can have that has this one.
+    pub(super) fn block_begin(sequence: u64) -> u64 {
+        sequence >> INDEX_BITS << INDEX_BITS
     }
 
     /// Appends a block that came over a link. To be called under the origin-lane's lock, with its cover below the block's last id.

@@ -45,11 +45,13 @@ mod cut;
 mod gate;
 mod lane;
 mod own;
+mod picked;
 mod port;
 mod pull;
 mod quiesce;
 mod receiver;
 mod ring;
+mod stability;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -62,6 +64,7 @@ pub use cut::{Cover, Covers};
 pub use port::{LaneBatch, Port, PortLane};
 pub use quiesce::Quiesce;
 pub use receiver::{LaneEvent, LaneReceiver};
+pub use stability::StableWaiter;
 
 pub use crate::frame::lane::MeshMessage;
 pub use crate::frame::picks::{Pick, PickList, Picks};
@@ -72,10 +75,13 @@ use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, PortId};
 use crate::interest::{Interest, Mode, Rules};
 use crate::limits::LANES_MAX;
 use crate::session::{Change, Journal, LogHead, Logged, RestoredLog, Writes};
+use block::Block;
 use gate::Gate;
 use lane::Lane;
 use own::OwnLog;
-use ring::Ring;
+use picked::Picked;
+use ring::{Read, Ring};
+use stability::Stability;
 
 /// Rings of QoS 0 only bridge what a link needs to breathe or the tree to re-form; they are this much smaller.
 const QOS_0_SHARE: usize = 8;
@@ -134,6 +140,12 @@ pub trait Deliver {
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
         let _ = (topic, picks);
         true
+    }
+    /// A message of this broker's own that was picked for `broker` is to be picked again: for another, or, if it `may_be_same`, for that too. Whether anybody takes
+    /// it.
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> bool {
+        let _ = (message, broker, may_be_same);
+        false
     }
     /// Of `stream` everything up to `cover` has been delivered that is to be. Called once for many messages, before [`flush`](Self::flush), and only where the
     /// broker's log is on disk. Who writes nothing down has nothing to do.
@@ -196,6 +208,8 @@ pub struct Replication {
     lanes: Box<[Lane]>,
     gate: Gate,
     counters: Counters,
+    picked: Picked,
+    stability: Stability,
     topic_hash: ahash::RandomState,
     interest: Arc<Interest>,
     quiesce: Arc<Quiesce>,
@@ -259,7 +273,7 @@ impl Replication {
         now: Instant,
     ) -> Arc<Self> {
         let config = config.in_bounds();
-        let RestoredLog { heads, blocks, covers, positions_in_doubt, .. } = restored;
+        let RestoredLog { heads, blocks, covers, positions_in_doubt, members } = restored;
         let of_lanes = config.reliable_lanes();
         let old = heads.first().map(|head| head.log).filter(|log| {
             heads.iter().all(|head| head.log == *log) && heads.iter().map(|head| head.lane).eq(of_lanes.clone().map(LaneId))
@@ -296,20 +310,27 @@ impl Replication {
             }
         }
         journal.kick();
-        Self::of(config, lanes, interest)
+        let replication = Self::of(config, lanes, interest);
+        replication.restore_picks(&members);
+        replication
     }
 
     fn of(config: ReplicationConfig, lanes: Box<[Lane]>, interest: Arc<Interest>) -> Arc<Self> {
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
-        Arc::new(Self {
-            config,
-            lanes,
-            gate: Gate::default(),
-            counters: Counters::default(),
-            topic_hash,
-            interest,
-            quiesce: Arc::default(),
-        })
+        let stability = Stability::new(lanes.len());
+        let (gate, counters, picked) = (Gate::default(), Counters::default(), Picked::default());
+        Arc::new(Self { config, lanes, gate, counters, picked, stability, topic_hash, interest, quiesce: Arc::default() })
+    }
+
+    /// The log of an earlier life says what was picked for whom.
+    fn restore_picks(&self, members: &[BrokerId]) {
+        for lane in self.lanes.iter().filter(|lane| lane.reliable) {
+            for position in lane.ring.tail()..lane.ring.next() {
+                if let Read::Block(block) = lane.ring.read(position) {
+                    self.picked.restore(lane.id, &block, members, &self.interest);
+                }
+            }
+        }
     }
 
     /// Whether what local clients publish at QoS 1 and 2 is written down before it is acknowledged.
@@ -371,7 +392,12 @@ impl Replication {
             let Some(lane) = self.lanes.get(place).filter(|_| !builder.full.is_empty()) else { continue };
             for sealed in builder.full.drain(..) {
                 self.counters.messages_published.add(sealed.count as u64);
-                lane.publish(sealed, writes, now);
+                let mut sealed = sealed;
+                let picked = std::mem::take(&mut sealed.picked);
+                let last = lane.publish(sealed, writes, now);
+                if !picked.is_empty() {
+                    self.picked.note(lane.id, last, &picked, &self.interest);
+                }
             }
             lane.wake();
         }

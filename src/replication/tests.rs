@@ -1,6 +1,7 @@
 //! Two or three brokers whose lanes are joined by hand.
 
 mod durable;
+mod picked;
 mod pull;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +24,10 @@ struct Inbox {
     flushes: usize,
     /// Nobody here has subscribed to anything.
     is_unwilling: bool,
+    /// What was to be picked again.
+    again: Vec<String>,
+    /// Nobody takes that.
+    takes_nothing: bool,
 }
 
 impl Deliver for Inbox {
@@ -42,6 +47,12 @@ impl Deliver for Inbox {
         !self.is_unwilling
     }
 
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> bool {
+        let payload = String::from_utf8_lossy(message.payload);
+        self.again.push(format!("{payload} for {}{}", broker.0, if may_be_same { ", or the same" } else { "" }));
+        !self.takes_nothing
+    }
+
     fn flush(&mut self) {
         self.flushes += 1;
     }
@@ -53,6 +64,11 @@ impl Wake for CountWakes {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+fn counting() -> (Waker, impl Fn() -> usize) {
+    let count = Arc::new(CountWakes(AtomicUsize::new(0)));
+    (Waker::from(Arc::clone(&count)), move || count.0.load(Ordering::Relaxed))
 }
 
 fn config(id: u64) -> ReplicationConfig {

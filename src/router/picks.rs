@@ -79,6 +79,37 @@ impl Router {
         }
     }
 
+    /// A message of this broker's own was picked for `broker`, which does not deal with it: each group's copy goes to a member here or at another broker, or, if it
+    /// `may_be_same`, there as well. Whether anybody gets it; who is picked elsewhere stands in the batch's picks then.
+    pub(super) fn share_again(
+        &self,
+        batch: &mut Batch,
+        offer: &Offer<'_>,
+        picks: Picks<'_>,
+        (broker, may_be_same): (BrokerId, bool),
+        mesh: &Replication,
+    ) -> bool {
+        let mut elsewhere = offer.route.shares(offer.message.topic, mesh.interest()).iter().cloned().collect::<Vec<_>>();
+        elsewhere.iter_mut().for_each(|share| share.brokers.retain(|other| may_be_same || other.id != broker));
+        let mut is_placed = false;
+        for pick in picks.iter().filter(|pick| pick.broker == broker) {
+            if let Some(group) = offer.route.shared.iter().find(|group| group.id == pick.share) {
+                let turn = group.next_turn();
+                let mut offer_to = |who| batch.offer(group, turn, offer.message, offer.now, who).is_ok();
+                if offer_to(share::WHO_IS_HERE) || offer_to(share::EVERYBODY) {
+                    is_placed = true;
+                    continue;
+                }
+            }
+            let share = elsewhere.iter().find(|share| share.id == pick.share);
+            if let Some(other) = share.and_then(|share| self.pick(share, None, self.seed(offer))) {
+                self.picked(batch, pick.share, Some(other));
+                is_placed = true;
+            }
+        }
+        is_placed
+    }
+
     fn picked(&self, batch: &mut Batch, share: ShareId, broker: Option<BrokerId>) {
         match broker {
             Some(broker) => {

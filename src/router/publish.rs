@@ -12,7 +12,7 @@ use super::route::{Elsewhere, Route, RouteCache, Target};
 use super::share::{Chooser, EVERYBODY, SharedTargets, WHO_IS_HERE};
 use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
-use crate::ids::{MessageId, OriginLane, Stamp};
+use crate::ids::{BrokerId, MessageId, OriginLane, Stamp};
 use crate::pressure::Level;
 use crate::replication::{LocalBatch, MeshMessage, PickList, Picks, Replication};
 use crate::session::{Delivery, Message, Outcome, Pumped, Source, Subscriber, Variants, Writes, remaining_seconds};
@@ -119,6 +119,13 @@ impl Counts {
 }
 
 impl Batch {
+    /// The next message.
+    fn begin(&mut self, memory: Level) {
+        self.variants.begin();
+        self.variants.memory = memory;
+        self.picks.clear();
+    }
+
     /// Keeps a sleeping owner's waker until the batch is finished.
     pub(super) fn wake_later(&mut self, owner: Option<Waker>) {
         self.owners.extend(owner);
@@ -190,10 +197,8 @@ impl Router {
         }
         let arrival = if let Ingress::Link(arrival) | Ingress::LinkAfterAbsence(arrival) = ingress { Some(arrival) } else { None };
         let picks = arrival.map_or(Picks::NONE, |arrival| arrival.picks);
-        batch.variants.begin();
-        batch.picks.clear();
         let memory = self.pressure.level();
-        batch.variants.memory = memory;
+        batch.begin(memory);
         let followed = (route.is_moving && is_ours).then(Arc::<OnceLock<_>>::default);
         batch.variants.source = match arrival.and_then(|arrival| arrival.id) {
             Some(id) if route.is_moving => Some(Source::Link(id)),
@@ -371,6 +376,18 @@ impl Router {
     }
 }
 
+/// As a client published it.
+fn as_published<'a>(message: &MeshMessage<'a>, now: Instant) -> Message<'a> {
+    Message {
+        topic: message.topic,
+        payload: message.payload,
+        qos: message.qos,
+        retain: message.retain,
+        expires_at: message.expiry_seconds.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
+        properties: message.properties,
+    }
+}
+
 /// As the mesh carries it.
 fn mesh_message<'a>(message: &Message<'a>, stamp: Option<Stamp>, picks: Picks<'a>, now: Instant) -> MeshMessage<'a> {
     MeshMessage {
@@ -493,15 +510,22 @@ impl LinkDelivery {
         if is_system(message.topic) {
             return;
         }
-        let message = Message {
-            topic: message.topic,
-            payload: message.payload,
-            qos: message.qos,
-            retain: message.retain,
-            expires_at: message.expiry_seconds.map(|seconds| now + Duration::from_secs(u64::from(seconds))),
-            properties: message.properties,
-        };
+        let message = as_published(message, now);
         self.router.publish(&mut self.batch, &mut self.routes, &message, ingress, now);
+    }
+
+    /// Picks again for a message of this broker's own what was picked for `broker`: see [`Deliver::pick_again`](crate::replication::Deliver::pick_again).
+    pub fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool, now: Instant) -> bool {
+        let picks = message.picks;
+        let (router, batch) = (&self.router, &mut self.batch);
+        let Some(mesh) = router.mesh() else { return false };
+        let message = as_published(message, now);
+        let route = router.route(&mut self.routes, message.topic, None);
+        batch.begin(router.pressure.level());
+        let offer = Offer { route: &route, message: &message, publisher: None, now };
+        let is_placed = router.share_again(batch, &offer, picks, (broker, may_be_same), mesh);
+        batch.to_picks(mesh, &message, 0, now);
+        is_placed
     }
 
     /// Whether a message of this topic, with these picks, would be for somebody here, or this broker has to find who takes it.

@@ -1,5 +1,7 @@
 //! The router by itself: sessions without sockets, time that does not pass by itself.
 
+mod shares;
+
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};

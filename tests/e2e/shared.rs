@@ -220,3 +220,114 @@ fn what_was_picked_for_members_that_are_gone_goes_to_others() {
     assert_each_once(&mut members, &expected);
     assert!(members.iter().all(|member| !member.got.is_empty()));
 }
+
+/// Starts brokers that each dial all others, at addresses that they keep, with durable sessions.
+struct Durable {
+    site: Site,
+    names: [&'static str; 3],
+    configurations: Vec<String>,
+    brokers: Vec<Option<Broker>>,
+}
+
+impl Durable {
+    fn new() -> Self {
+        let site = Site::new();
+        let names = ["a", "b", "c"];
+        let free = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let held: Vec<_> = names.iter().map(|_| free()).collect();
+        let addresses: Vec<_> = held.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let configuration = |(place, name): (usize, &&str)| {
+            site.certify("m", name, &[]);
+            let peers: Vec<_> = addresses.iter().enumerate().filter(|(other, _)| *other != place).map(|(_, one)| *one).collect();
+            let listen = format!("listen = \"{}\"", addresses[place]);
+            let mesh = site.configuration(name, &peers).replace("listen = \"127.0.0.1:0\"", &listen);
+            format!("{mesh}[persistence]\nenabled = true\nsync = \"os\"\n")
+        };
+        let configurations: Vec<_> = names.iter().enumerate().map(configuration).collect();
+        drop(held);
+        let mut all = Self { site, names, configurations, brokers: vec![None, None, None] };
+        (0..3).for_each(|place| all.start(place));
+        all.settle();
+        all
+    }
+
+    fn start(&mut self, place: usize) {
+        self.brokers[place] = Some(self.site.start(self.names[place], &self.configurations[place]));
+    }
+
+    fn kill(&mut self, place: usize) {
+        self.brokers[place].take().unwrap().kill();
+    }
+
+    fn settle(&self) {
+        settle(&self.brokers.iter().flatten().collect::<Vec<_>>());
+    }
+
+    fn get(&self, place: usize) -> &Broker {
+        self.brokers[place].as_ref().unwrap()
+    }
+}
+
+#[test]
+fn a_broker_is_killed_and_comes_back_and_no_message_of_its_members_is_lost_and_of_qos_2_none_comes_twice() {
+    let mut all = Durable::new();
+    let member = |number: usize| Member::subscribed(all.get(number / 2), &format!("member-{number}"), "$share/g/jobs/+");
+    let mut members: Vec<Member> = (0..6).map(member).collect();
+    // At the broker that stays there are no members: all that is published there is picked for others.
+    members[..2].iter_mut().for_each(Member::leave);
+    let mut publishers = [Client::new(all.get(0), 5), Client::new(all.get(2), 5)];
+    let mut expected = Vec::new();
+    for number in 0..400 {
+        for (place, publisher) in publishers.iter_mut().enumerate() {
+            let (payload, qos) = (format!("{place} {number}"), 1 + (number % 2) as u8);
+            assert_eq!(publisher.publish(Publish { topic: "jobs/1", payload: &payload, qos, ..Publish::default() }), 0);
+            expected.push(payload);
+        }
+        match number {
+            100 | 250 => all.kill(1),
+            150 | 300 => {
+                all.start(1);
+                all.settle();
+                for member in &mut members[2..4] {
+                    // What came before it was killed.
+                    member.take(LOOK);
+                    member.come(all.get(1));
+                }
+            }
+            _ => {}
+        }
+        members.iter_mut().for_each(|member| member.take(Duration::from_micros(100)));
+    }
+    gather(&mut members, &expected);
+    let counts = counts(&members);
+    assert_eq!(counts.len(), expected.len());
+    let is_exactly_once = |payload: &str| payload.rsplit(' ').next().unwrap().parse::<usize>().unwrap() % 2 == 1;
+    let twice: Vec<_> = counts.iter().filter(|(payload, count)| **count > 1 && is_exactly_once(payload)).collect();
+    assert!(twice.is_empty(), "{twice:?}");
+    assert!(members[2..].iter().all(|member| member.got.len() > 50));
+}
+
+#[test]
+fn what_was_picked_for_a_broker_that_no_longer_answers_goes_to_others() {
+    let site = Site::new();
+    let brokers = brokers(&site);
+    let mut members: Vec<Member> =
+        (1..3).map(|place| Member::subscribed(&brokers[place], &format!("member-{place}"), "$share/g/jobs/+")).collect();
+    let mut publisher = Client::new(&brokers[0], 5);
+    brokers[1].signal("STOP");
+    let mut expected = Vec::new();
+    for number in 0..30 {
+        let payload = number.to_string();
+        publisher.say("jobs/1", &payload);
+        expected.push(payload);
+    }
+    gather(&mut members[1..], &expected);
+    brokers[0].wait_for_log(&["messages of share groups go to others", "qos_2=0"]);
+    brokers[1].signal("CONT");
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let again = publish_all(&brokers, "again", 10);
+    members.iter_mut().for_each(|member| member.got.retain(|payload| payload.starts_with("again")));
+    gather(&mut members, &again);
+    let counts = counts(&members);
+    assert!(again.iter().all(|payload| counts[payload.as_str()] == 1), "{counts:?}");
+}

@@ -5,6 +5,7 @@
 
 mod admission;
 mod claims;
+mod dealt;
 mod interest;
 mod links;
 pub(super) mod recorder;
@@ -191,6 +192,8 @@ pub(in crate::mesh) struct Driver {
     tell_behind_at: Option<Instant>,
     /// When it is worked out anew by which links letters go.
     ways_due: Option<Instant>,
+    /// When those who ask are told how far this broker has dealt with their logs.
+    tell_dealt_at: Option<Instant>,
     /// For what was waited for in vain.
     deliver: Box<dyn Deliver + Send>,
 }
@@ -262,6 +265,7 @@ impl Driver {
             neighbourhood: Neighbourhood::new(own_id),
             traces: Traces::new(clock::now()),
             tell_behind_at: None,
+            tell_dealt_at: None,
             ways_due: None,
             deliver,
         };
@@ -279,7 +283,7 @@ impl Driver {
             let tree_due = self.stp.poll_timeout();
             let record_due = self.record_due();
             let register_due = self.register_due(clock::now());
-            let timers = [tree_due, register_due, self.tell_behind_at, self.ways_due];
+            let timers = [tree_due, register_due, self.tell_behind_at, self.tell_dealt_at, self.ways_due];
             let due = timers.into_iter().flatten().fold(record_due, Instant::min);
             let registers = Arc::clone(&self.settings.registers);
             // What cannot be told yet, before the first link, is known already.
@@ -321,6 +325,7 @@ impl Driver {
             self.tell_register();
         }
         self.tell_behind(now);
+        self.tell_dealt(now);
         if self.ways_due.is_some_and(|due| due <= now) {
             self.find_ways();
         }
@@ -333,6 +338,7 @@ impl Driver {
         self.prove_waiting();
         self.register_tick();
         self.tell_costs();
+        self.dealt_tick(now);
         self.settings.replication.trim(now);
         self.settings.replication.repeat_pulls(self.settings.pull_timeout, now, &mut *self.deliver);
         self.book.records.write().expire(now);

@@ -138,6 +138,7 @@ impl Driver {
 
     fn say(&mut self, out: Vec<(PortId, Say)>) {
         self.echoes_progress();
+        self.dealt_heard(clock::now());
         for (port, say) in out {
             match self.entry(port) {
                 Some(entry) => entry.say(&say),

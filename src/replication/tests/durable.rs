@@ -9,10 +9,11 @@ fn wants_all(id: u64) -> Arc<Interest> {
 
 /// What a store makes of changes, in the plainest way.
 #[derive(Clone, Default)]
-struct Disk {
+pub(super) struct Disk {
     heads: BTreeMap<LaneId, LogHead>,
     blocks: Vec<Logged>,
-    covers: BTreeMap<OriginLane, u64>,
+    pub(super) covers: BTreeMap<OriginLane, u64>,
+    pub(super) members: Vec<BrokerId>,
 }
 
 impl Disk {
@@ -42,38 +43,38 @@ impl Disk {
             heads: self.heads.values().copied().collect(),
             blocks,
             covers: self.covers.iter().map(|(stream, cover)| (*stream, *cover)).collect(),
-            members: Vec::new(),
+            members: self.members.clone(),
             positions_in_doubt: 0,
         }
     }
 }
 
 /// A broker with a disk. What is late is marked in its inbox.
-struct Durable {
-    broker: Broker,
+pub(super) struct Durable {
+    pub(super) broker: Broker,
     journal: Arc<Journal>,
-    disk: Disk,
+    pub(super) disk: Disk,
 }
 
 impl Durable {
     /// A life that begins with what is on the disk. Its log is another in each life if it does not go on in the old one.
-    fn start(id: u64, life: u64, disk: Disk, now: Instant) -> Self {
+    pub(super) fn start(id: u64, life: u64, disk: Disk, now: Instant) -> Self {
         let journal = Journal::new();
         let mut broker = Broker::with(id, now, |config| config.log = LogId(1_000 * life + id));
         broker.replication = Replication::durable(broker.replication.config, wants_all(id), &journal, disk.read(), now);
         Self { broker, journal, disk }
     }
 
-    fn restart(self, now: Instant) -> Self {
+    pub(super) fn restart(self, now: Instant) -> Self {
         Self::start(self.broker.replication.config.origin.0, 2, self.disk, now)
     }
 
-    fn commit(&mut self) {
+    pub(super) fn commit(&mut self) {
         self.disk.commit(&self.journal);
     }
 
     /// Publishes one batch and says what is written of it, for [`write`](Self::write).
-    fn publish(&mut self, payload: &str, qos: QoS, now: Instant) -> Writes {
+    pub(super) fn publish(&mut self, payload: &str, qos: QoS, now: Instant) -> Writes {
         let payload = payload.as_bytes();
         let message = MeshMessage {
             topic: "t",
@@ -92,13 +93,13 @@ impl Durable {
         writes
     }
 
-    fn write(&self, mut writes: Writes) {
+    pub(super) fn write(&self, mut writes: Writes) {
         self.journal.append(&mut writes);
     }
 }
 
 /// What goes from one to the other; covers go to the receiver's journal as a router hands them there.
-fn flow_to(from: &End, to: &mut End, broker: &mut Durable, now: Instant) {
+pub(super) fn flow_to(from: &End, to: &mut End, broker: &mut Durable, now: Instant) {
     flow(from, to, &mut broker.broker, now).unwrap();
     let mut writes = Writes::default();
     broker.broker.inbox.covered.drain(..).for_each(|(stream, cover)| writes.cover(stream, cover));
@@ -106,7 +107,7 @@ fn flow_to(from: &End, to: &mut End, broker: &mut Durable, now: Instant) {
 }
 
 /// Two ends, opened by `a`.
-fn join(a: &mut Durable, b: &mut Durable, count: u64, now: Instant) -> (End, End) {
+pub(super) fn join(a: &mut Durable, b: &mut Durable, count: u64, now: Instant) -> (End, End) {
     let (mut up, mut down) = (End::new(&a.broker, b.broker.replication.config.origin.0, count), End::new(&b.broker, 1, count));
     let mark = mark(count, 1);
     up.port.open(&mark, now);

@@ -5,13 +5,17 @@
 use std::sync::Arc;
 
 use crate::frame::{FrameError, Reader, put_block, put_varint};
-use crate::ids::{BrokerId, Incarnation};
+use crate::ids::{BrokerId, Incarnation, LaneId, LogId, OriginLane};
+use crate::limits::SEQUENCE_MAX;
 
 const EVERYTHING: u8 = 0;
 const FILTER: u8 = 1;
 const SESSION: u8 = 2;
 const ECHO: u8 = 3;
 const BRIDGE: u8 = 16;
+const LOG: u8 = 20;
+const ASK_DEALT: u8 = 21;
+const DEALT: u8 = 22;
 
 /// Set in the kind of a key that is taken out.
 const REMOVED: u8 = 0x80;
@@ -29,6 +33,12 @@ pub enum Key {
     Echo(BrokerId),
     /// A bridge of this name that the broker could serve.
     Bridge(Arc<str>),
+    /// The broker's own log of QoS 1 and 2.
+    Log,
+    /// Others are to tell how far they have dealt with that log.
+    AskDealt,
+    /// A lane of another's log.
+    Dealt(OriginLane),
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
 }
@@ -82,6 +92,10 @@ pub enum Value {
     Echo(Echo),
     /// Of [`Key::Bridge`].
     Bridge(BridgeClaim),
+    /// Of [`Key::Log`].
+    Log(LogId),
+    /// Of [`Key::Dealt`]: of all ids up to this one, what is for anybody at the broker has been given to them, on disk where there is one.
+    Dealt(u64),
     /// Of a newer version.
     Unknown(Arc<[u8]>),
 }
@@ -94,15 +108,21 @@ impl Key {
             Self::Session(_) => SESSION,
             Self::Echo(_) => ECHO,
             Self::Bridge(_) => BRIDGE,
+            Self::Log => LOG,
+            Self::AskDealt => ASK_DEALT,
+            Self::Dealt(_) => DEALT,
             Self::Unknown(kind, _) => *kind,
         }
     }
 
     fn put_bytes(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Everything => put_block(out, &[]),
             Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => put_block(out, text.as_bytes()),
+            Self::Everything | Self::Log | Self::AskDealt => put_block(out, &[]),
             Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
+            Self::Dealt(OriginLane { origin, log, lane }) => {
+                put_block(out, &[&origin.0.to_be_bytes()[..], &log.0.to_be_bytes(), &[lane.0]].concat());
+            }
             Self::Unknown(_, bytes) => put_block(out, bytes),
         }
     }
@@ -110,9 +130,10 @@ impl Key {
     /// Bytes of the key itself.
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Everything => 0,
             Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => text.len(),
+            Self::Everything | Self::Log | Self::AskDealt => 0,
             Self::Echo(_) => size_of::<u64>(),
+            Self::Dealt(_) => 2 * size_of::<u64>() + 1,
             Self::Unknown(_, bytes) => bytes.len(),
         }
     }
@@ -125,6 +146,9 @@ impl Key {
             BRIDGE => Self::Bridge(text()?),
             SESSION => Self::Session(text()?),
             ECHO => Self::Echo(BrokerId(u64::from_be_bytes(bytes.try_into().map_err(|_| FrameError::Truncated("register key"))?))),
+            LOG if bytes.is_empty() => Self::Log,
+            ASK_DEALT if bytes.is_empty() => Self::AskDealt,
+            DEALT => Self::Dealt(read_origin_lane(bytes)?),
             _ => Self::Unknown(kind, bytes.into()),
         })
     }
@@ -149,6 +173,8 @@ impl Value {
                 put_varint(&mut bytes, claim.since_ms);
                 bytes.push(u8::from(claim.has_session));
             }
+            Self::Log(log) => bytes.extend_from_slice(&log.0.to_be_bytes()),
+            Self::Dealt(sequence) => put_varint(&mut bytes, *sequence),
             Self::Unknown(raw) => bytes.extend_from_slice(raw),
         }
         put_block(out, &bytes);
@@ -160,10 +186,27 @@ impl Value {
             Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
             Key::Filter(_) if !bytes.is_empty() => read_members(bytes).ok().map(Self::Members),
             Key::Bridge(_) => read_bridge(bytes).ok().map(Self::Bridge),
-            Key::Everything | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
+            Key::Log => bytes.try_into().ok().map(|bytes| Self::Log(LogId(u64::from_be_bytes(bytes)))),
+            Key::Dealt(_) => read_dealt(bytes).ok().map(Self::Dealt),
+            Key::Everything | Key::AskDealt | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
         };
         known.unwrap_or_else(|| Self::Unknown(bytes.into()))
     }
+}
+
+fn read_origin_lane(bytes: &[u8]) -> Result<OriginLane, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let (origin, log) = (BrokerId(reader.u64("origin")?), LogId(reader.u64("log")?));
+    let lane = LaneId(reader.byte("lane")?);
+    reader.finish()?;
+    Ok(OriginLane { origin, log, lane })
+}
+
+fn read_dealt(bytes: &[u8]) -> Result<u64, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let sequence = reader.varint_max(SEQUENCE_MAX, "sequence")?;
+    reader.finish()?;
+    Ok(sequence)
 }
 
 fn read_members(bytes: &[u8]) -> Result<ShareMembers, FrameError> {

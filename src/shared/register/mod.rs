@@ -1,5 +1,5 @@
 //! Registers: what each broker tells all others that is keyed and may be large. Its subscribers' filters ([`Key::Filter`]), whose
-//! sessions it has ([`Key::Session`]), and what it has taken in of others ([`Key::Echo`]).
+//! sessions it has ([`Key::Session`]), what it has taken in of others ([`Key::Echo`]), and, where that is asked for, how far it has dealt with the messages of others ([`Key::Dealt`]).
 //!
 //! A register is a map of one broker, the **owner**, in one of its lives. It travels as numbered **deltas**, each signed by its owner, flooded
 //! on all links, and is kept until the owner leaves the roster: however the tree moves, and while the owner is dead or cut off.

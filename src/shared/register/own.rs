@@ -1,6 +1,6 @@
 //! This broker's own register: what it has to say, gathered until it is told.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -8,7 +8,7 @@ use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
 use super::{BridgeClaim, Change, Claim, Echo, Key, ShareMembers, Value};
-use crate::ids::BrokerId;
+use crate::ids::{BrokerId, LogId, OriginLane};
 
 /// What this broker tells all others. Whoever changes it takes one short lock.
 #[derive(Debug)]
@@ -26,6 +26,10 @@ struct Pending {
     is_wide: bool,
     /// Filters of share groups, with `$share/` and name, and their members.
     shares: HashMap<Arc<str>, ShareMembers, ahash::RandomState>,
+    /// Whether others are asked how far they have dealt with our log.
+    asks_dealt: bool,
+    /// Lanes of others' logs of which something was told.
+    dealt: BTreeSet<OriginLane>,
     changes: BTreeMap<Key, Option<Value>>,
     /// Counts what was asked of this register.
     asked: u64,
@@ -129,9 +133,43 @@ impl Register {
         self.change(|pending| pending.put(Key::Echo(member), Value::Echo(echo)));
     }
 
+    /// This broker's log of QoS 1 and 2.
+    pub fn tell_log(&self, log: LogId) {
+        self.change(|pending| pending.put(Key::Log, Value::Log(log)));
+    }
+
+    /// Others are to tell how far they have dealt with that log, or need not any more.
+    pub fn ask_dealt(&self, asks: bool) {
+        self.change(|pending| {
+            if std::mem::replace(&mut pending.asks_dealt, asks) != asks {
+                if asks { pending.put(Key::AskDealt, Value::Present) } else { pending.remove(Key::AskDealt) }
+            }
+        });
+    }
+
+    /// So far this broker has dealt with a lane of another's log.
+    pub fn tell_dealt(&self, stream: OriginLane, sequence: u64) {
+        self.change(|pending| {
+            // Of an origin only its present log counts.
+            let old = pending.dealt.iter().filter(|old| old.origin == stream.origin && old.log != stream.log);
+            for old in old.copied().collect::<Vec<_>>() {
+                pending.dealt.remove(&old);
+                pending.remove(Key::Dealt(old));
+            }
+            pending.dealt.insert(stream);
+            pending.put(Key::Dealt(stream), Value::Dealt(sequence));
+        });
+    }
+
     /// Another has left.
     pub(super) fn forget(&self, member: BrokerId) {
-        self.change(|pending| pending.remove(Key::Echo(member)));
+        self.change(|pending| {
+            pending.remove(Key::Echo(member));
+            for stream in pending.dealt.iter().filter(|stream| stream.origin == member).copied().collect::<Vec<_>>() {
+                pending.dealt.remove(&stream);
+                pending.remove(Key::Dealt(stream));
+            }
+        });
     }
 
     /// A number for all that was asked of this register up to now, for [`told`](Self::told); others will tell that they took it in.

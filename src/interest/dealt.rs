@@ -1,0 +1,143 @@
+//! What other members say of logs: which is theirs, who asks how far others have dealt with it, and how far they have dealt with ours.
+
+use std::collections::BTreeMap;
+
+use super::{Changes, Interest, Known, Member};
+use crate::ids::{BrokerId, LaneId, LogId};
+use crate::shared::register::{Key, Value};
+
+/// What one member says.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Its own log.
+    log: Option<LogId>,
+    /// Others are to tell how far they have dealt with that.
+    asks: bool,
+    /// How far it has dealt with our logs.
+    dealt: BTreeMap<(LogId, LaneId), u64>,
+    /// The same as of its log before this one.
+    before: Option<(LogId, BTreeMap<(LogId, LaneId), u64>)>,
+}
+
+/// How it stands with a broker to which messages of share groups were given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Messages reach it, as far as is known.
+    pub is_reached: bool,
+    /// Its log, if it is known.
+    pub log: Option<LogId>,
+}
+
+impl Changes<'_> {
+    /// A member says something of logs.
+    pub(super) fn tell(&mut self, member: BrokerId, key: &Key, value: Option<&Value>) {
+        let own = self.interest.own;
+        let Some(place) = self.known.places.get(&member).copied() else { return };
+        let Some(Member { said, .. }) = self.known.members.get_mut(usize::from(place)).and_then(Option::as_mut) else { return };
+        match (key, value) {
+            (Key::Log, Some(Value::Log(log))) => {
+                if let Some(old) = said.log.replace(*log).filter(|old| old != log) {
+                    said.before = Some((old, std::mem::take(&mut said.dealt)));
+                }
+            }
+            (Key::AskDealt, value) => said.asks = value.is_some(),
+            (Key::Dealt(stream), Some(Value::Dealt(sequence))) if stream.origin == own => {
+                said.dealt.insert((stream.log, stream.lane), *sequence);
+            }
+            (Key::Dealt(stream), None) if stream.origin == own => drop(said.dealt.remove(&(stream.log, stream.lane))),
+            _ => {}
+        }
+    }
+}
+
+impl Known {
+    fn all(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    fn said(&self, member: BrokerId) -> Option<&Said> {
+        self.member(*self.places.get(&member)?).map(|member| &member.said)
+    }
+}
+
+impl Interest {
+    /// Members that ask how far this broker has dealt with their logs, and these.
+    #[must_use]
+    pub fn asked(&self) -> Vec<(BrokerId, LogId)> {
+        let known = self.known.read();
+        let asks = |member: &Member| member.said.log.filter(|_| member.said.asks).map(|log| (member.id, log));
+        known.all().filter_map(asks).collect()
+    }
+
+    /// How far `member` has dealt with a lane of this broker's log; 0 where it has not said.
+    #[must_use]
+    pub fn dealt_by(&self, member: BrokerId, log: LogId, lane: LaneId) -> u64 {
+        let known = self.known.read();
+        known.said(member).and_then(|said| said.dealt.get(&(log, lane)).copied()).unwrap_or(0)
+    }
+
+    /// The same as the broker had said while its own log was `of`.
+    #[must_use]
+    pub fn dealt_while(&self, member: BrokerId, of: LogId, log: LogId, lane: LaneId) -> u64 {
+        let known = self.known.read();
+        let Some(said) = known.said(member) else { return 0 };
+        let dealt = match &said.before {
+            _ if said.log == Some(of) => Some(&said.dealt),
+            Some((before, dealt)) if *before == of => Some(dealt),
+            _ => None,
+        };
+        dealt.and_then(|dealt| dealt.get(&(log, lane)).copied()).unwrap_or(0)
+    }
+
+    /// How far all members have dealt with a lane of this broker's log; without members, all the way.
+    #[must_use]
+    pub fn dealt_by_all(&self, log: LogId, lane: LaneId) -> u64 {
+        let known = self.known.read();
+        let dealt = known.all().map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0));
+        dealt.min().unwrap_or(u64::MAX)
+    }
+
+    /// How it stands with a member; none if it is none.
+    #[must_use]
+    pub fn standing(&self, member: BrokerId) -> Option<Standing> {
+        let known = self.known.read();
+        let log = known.said(member)?.log;
+        Some(Standing { is_reached: known.reach.cost(member).is_some(), log })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::OriginLane;
+    use crate::interest::{Mode, Rules};
+    use crate::shared::register::Follow;
+
+    #[test]
+    fn what_a_member_says_of_logs_holds_until_it_says_something_else_or_has_left() {
+        let (own, a, b) = (BrokerId(1), BrokerId(2), BrokerId(3));
+        let interest = Interest::new(own, Rules::new(Mode::Interest, []));
+        let (log, lane) = (LogId(7), LaneId(5));
+        let dealt = |origin| Key::Dealt(OriginLane { origin, log, lane });
+        assert_eq!((interest.dealt_by_all(log, lane), interest.standing(a)), (u64::MAX, None));
+        interest.joined(a);
+        interest.joined(b);
+        let generation = interest.generation();
+        interest.changed(a, &[(Key::Log, Some(Value::Log(LogId(8)))), (Key::AskDealt, Some(Value::Present))]);
+        interest.changed(a, &[(dealt(own), Some(Value::Dealt(9))), (dealt(b), Some(Value::Dealt(99)))]);
+        assert_eq!(interest.asked(), [(a, LogId(8))]);
+        assert_eq!((interest.dealt_by(a, log, lane), interest.dealt_by(a, LogId(1), lane)), (9, 0));
+        assert_eq!(interest.dealt_by_all(log, lane), 0, "the other has said nothing");
+        interest.changed(b, &[(dealt(own), Some(Value::Dealt(4)))]);
+        assert_eq!(interest.dealt_by_all(log, lane), 4);
+        interest.set_reachable(Some([b].into()));
+        assert_eq!(interest.standing(a), Some(Standing { is_reached: false, log: Some(LogId(8)) }));
+        interest.left(b);
+        assert_eq!(interest.dealt_by_all(log, lane), 9);
+        interest.changed(a, &[(dealt(own), None), (Key::Log, Some(Value::Log(LogId(88))))]);
+        assert_eq!([8, 88, 6].map(|of| interest.dealt_while(a, LogId(of), log, lane)), [9, 0, 0]);
+        interest.changed(a, &[(Key::AskDealt, None), (dealt(own), None)]);
+        assert_eq!((interest.asked(), interest.dealt_by_all(log, lane)), (vec![], 0));
+        assert!(interest.generation() > generation, "somebody has left");
+    }
+}

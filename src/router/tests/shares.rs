@@ -1,0 +1,180 @@
+//! Share groups with members at other brokers: what goes to whom, and what other brokers are told.
+
+use super::*;
+use crate::ids::{BrokerId, LogId, ShareId};
+use crate::interest::{Interest, Mode, Rules};
+use crate::limits::{LANES_DEFAULT, PICK_ROUNDS_MAX, RING_BLOCKS};
+use crate::replication::{MeshMessage, Pick, PickList, ReplicationConfig};
+use crate::shared::Signature;
+use crate::shared::register::{Delta, Follow, Key, Say, ShareMembers, Value};
+
+const OWN: BrokerId = BrokerId(1);
+const A: BrokerId = BrokerId(2);
+
+/// A router in a mesh, with a member whose filters are known.
+fn bench() -> (Bench, Arc<Interest>) {
+    let bench = Bench::new();
+    let interest = Arc::new(Interest::new(OWN, Rules::new(Mode::Interest, [])));
+    interest.joined(A);
+    interest.known(A);
+    let config = ReplicationConfig {
+        origin: OWN,
+        log: LogId(1),
+        lanes_per_class: LANES_DEFAULT,
+        ring_blocks: RING_BLOCKS,
+        ring_bytes: 1 << 20,
+        ring_age: Duration::from_secs(60),
+        slows_publishers: true,
+        hop_max: 255,
+        message_bytes_max: 1_000,
+    };
+    bench.router.join_mesh(Replication::with_interest(config, Arc::clone(&interest), bench.now));
+    (bench, interest)
+}
+
+fn has_members(interest: &Interest, connected: u32, away: u32) {
+    let members = (connected + away > 0).then_some(Value::Members(ShareMembers { connected, away }));
+    interest.changed(A, &[(Key::Filter("$share/g/t".into()), members)]);
+}
+
+/// Publishes one; how many went to a member here, and how many into the mesh.
+fn publish(bench: &mut Bench, publisher: &Connection, members: &[&Connection]) -> (usize, u64) {
+    let held = |members: &[&Connection]| {
+        let held = |one: &&Connection| {
+            let state = one.subscriber.lock();
+            usize::from(!state.outbox.is_empty()) + state.outbound.queue_len()
+        };
+        members.iter().map(held).sum::<usize>()
+    };
+    let into_mesh = |bench: &Bench| bench.router.mesh().unwrap().counters().messages_published.value();
+    members.iter().for_each(|one| one.subscriber.lock().outbox.tail().clear());
+    let before = (held(members), into_mesh(bench));
+    let message = Message { topic: "t", payload: b"x", qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties: &[] };
+    let from = Ingress::Session(&publisher.subscriber);
+    bench.router.publish(&mut bench.batch, &mut bench.routes, &message, from, bench.now);
+    bench.router.finish(&mut bench.batch, bench.now);
+    (held(members) - before.0, into_mesh(bench) - before.1)
+}
+
+#[test]
+fn who_is_connected_here_comes_first_then_who_is_connected_elsewhere_then_who_is_away() {
+    let (mut bench, interest) = bench();
+    let (publisher, _) = bench.connect("p", true, HOUR, None);
+    let (member, _) = bench.connect("m", true, HOUR, None);
+    bench.subscribe(&member, "$share/g/t");
+    assert_eq!(publish(&mut bench, &publisher, &[&member]), (1, 0));
+    has_members(&interest, 5, 0);
+    assert_eq!(publish(&mut bench, &publisher, &[&member]), (1, 0));
+    bench.disconnect(&member);
+    assert_eq!(publish(&mut bench, &publisher, &[&member]), (0, 1));
+    has_members(&interest, 0, 1);
+    let (mut here, mut there) = (0, 0);
+    for _ in 0..10 {
+        let (one, other) = publish(&mut bench, &publisher, &[&member]);
+        assert_eq!(one as u64 + other, 1);
+        (here, there) = (here + one, there + other);
+    }
+    assert!(here <= 10 && there <= 10, "either waits: {here} and {there}");
+    has_members(&interest, 0, 0);
+    let (member, _) = bench.connect("m", false, HOUR, None);
+    bench.router.unsubscribe(&member, "$share/g/t").unwrap();
+    assert_eq!(publish(&mut bench, &publisher, &[]), (0, 0));
+    has_members(&interest, 0, 3);
+    assert_eq!(publish(&mut bench, &publisher, &[]), (0, 1));
+}
+
+#[test]
+fn what_comes_over_a_link_is_for_the_groups_that_are_picked_and_goes_on_if_nobody_takes_it() {
+    let (mut bench, interest) = bench();
+    let (member, _) = bench.connect("m", true, SessionExpiry::WithConnection, None);
+    let (plain, _) = bench.connect("s", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&member, "$share/g/t");
+    bench.subscribe(&plain, "t");
+    let now = bench.now;
+    let router = Arc::new(bench.router);
+    let mut link = LinkDelivery::new(Arc::clone(&router));
+    let mut deliver = |broker: Option<BrokerId>, only: bool, round: u8| {
+        let mut list = PickList::default();
+        broker.into_iter().for_each(|broker| list.push(Pick { share: ShareId::derive("g", "t"), broker }));
+        let picks = list.pages(only, round).next().unwrap_or_default();
+        let (payload, qos) = (&b"x"[..], QoS::AtLeastOnce);
+        let message =
+            MeshMessage { topic: "t", payload, qos, retain: false, expiry_seconds: None, properties: &[], stamp: None, picks };
+        [&member, &plain].iter().for_each(|one| one.subscriber.lock().outbox.tail().clear());
+        let into_mesh = || router.mesh().unwrap().counters().messages_published.value();
+        let before = into_mesh();
+        let is_wanted = link.wants("t", picks);
+        link.deliver(&message, now);
+        link.flush(now);
+        (is_wanted, waiting(&member) > 0, waiting(&plain) > 0, into_mesh() - before)
+    };
+    assert_eq!(deliver(None, false, 0), (true, false, true, 0));
+    assert_eq!(deliver(Some(OWN), false, 0), (true, true, true, 0));
+    assert_eq!(deliver(Some(A), false, 0), (true, false, true, 0));
+    assert_eq!(deliver(Some(A), true, 0), (false, false, false, 0));
+    assert_eq!(deliver(Some(OWN), true, 0), (true, true, false, 0));
+    router.unsubscribe(&member, "$share/g/t").unwrap();
+    assert_eq!(deliver(Some(OWN), true, 0), (true, false, false, 0), "nobody anywhere takes it");
+    has_members(&interest, 1, 0);
+    assert_eq!(deliver(Some(OWN), true, 0), (true, false, false, 1));
+    assert_eq!(deliver(Some(OWN), true, PICK_ROUNDS_MAX), (true, false, false, 0));
+    assert_eq!((router.metrics().dropped_unshared.value(), router.metrics().shares_repicked.value()), (2, 3));
+}
+
+#[test]
+fn other_brokers_are_told_of_members_that_come_go_and_are_away() {
+    let mut bench = Bench::new();
+    let registers = Registers::new(OWN, Duration::from_secs(900), 100);
+    registers.begin(crate::ids::Incarnation(1));
+    bench.router.join_registers(Arc::clone(&registers));
+    let mut out = Vec::new();
+    let port = crate::ids::PortId { peer: A, generation: 1 };
+    registers.port_up(port, bench.now, &mut out);
+    let mut members = None;
+    let mut told = || {
+        let (mut out, now) = (Vec::new(), bench_now());
+        let sign = |_: &[u8]| Some(Signature { chain: Bytes::new(), scheme: 0, bytes: Bytes::new() });
+        registers.tell(now, sign, &mut out);
+        for (_, say) in out {
+            let Say::Delta(_, signed) = say else { continue };
+            for (key, value) in Delta::decode(&signed.wire).unwrap().changes {
+                assert!(key == Key::Filter("$share/g/t".into()) || key == Key::Filter("t".into()), "{key:?}");
+                if key != Key::Filter("t".into()) {
+                    members = value;
+                }
+            }
+        }
+        match &members {
+            Some(Value::Members(ShareMembers { connected, away })) => (*connected, *away),
+            None => (0, 0),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (one, _) = bench.connect("one", true, HOUR, None);
+    let (two, _) = bench.connect("two", true, SessionExpiry::WithConnection, None);
+    bench.subscribe(&one, "$share/g/t");
+    bench.subscribe(&one, "$share/g/t");
+    bench.subscribe(&one, "t");
+    assert_eq!(told(), (1, 0));
+    bench.subscribe(&two, "$share/g/t");
+    assert_eq!(told(), (2, 0));
+    let (one, _) = bench.connect("one", false, HOUR, None);
+    assert_eq!(told(), (2, 0), "taken over");
+    bench.disconnect(&one);
+    assert_eq!(told(), (1, 1));
+    bench.disconnect(&two);
+    assert_eq!(told(), (0, 1));
+    let (one, _) = bench.connect("one", false, HOUR, None);
+    assert_eq!(told(), (1, 0));
+    bench.router.unsubscribe(&one, "$share/g/t").unwrap();
+    assert_eq!(told(), (0, 0));
+    bench.subscribe(&one, "$share/g/t");
+    assert_eq!(told(), (1, 0));
+    bench.connect("one", true, HOUR, None);
+    assert_eq!(told(), (0, 0), "begun anew");
+}
+
+#[expect(clippy::disallowed_methods, reason = "any moment will do")]
+fn bench_now() -> Instant {
+    Instant::now()
+}
