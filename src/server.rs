@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{self, AdminError, Pending, Readiness, View};
 use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
-use crate::config::{Bind, Config, Listener, Mesh, Protocol, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
+use crate::config::{Bind, Config, Listener, Mesh, Protocol, PublishAck, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{self, Logins, Meter, Rates, Terms};
 use crate::ids::{BrokerId, LogId, MessageId, OriginLane};
 use crate::interest::{Echoes, Interest, Mode, Rules};
@@ -610,7 +610,10 @@ fn start_mesh(
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
     let (retained, subscribed) = (Arc::clone(router) as Arc<dyn RetainedCopies>, Arc::clone(router) as Arc<dyn Subscribed>);
     registers.own().tell_log(replication.own_log());
-    replication.dealt_progress();
+    if mesh.publish_ack == PublishAck::Mesh {
+        replication.acknowledge_in_mesh();
+        registers.own().ask_dealt(true);
+    }
     // What comes over the first link may have to be given on.
     router.join_mesh(Arc::clone(&replication));
     router.join_post(Arc::clone(post));

@@ -269,6 +269,8 @@ pub struct Mesh {
     pub replication: ReplicationMode,
     /// When a SUBACK is sent.
     pub subscribe_ack: SubscribeAck,
+    /// When PUBACK and PUBREC are sent.
+    pub publish_ack: PublishAck,
     /// Lower is likelier to become the root (802.1D-2004 17.13.7).
     pub priority: u16,
     /// What this broker can carry, as a power of two; more is likelier to become the root among equal priorities. `None`: measured from
@@ -342,6 +344,7 @@ impl Default for Mesh {
             crlfile: None,
             replication: ReplicationMode::default(),
             subscribe_ack: SubscribeAck::default(),
+            publish_ack: PublishAck::default(),
             priority: 32_768,
             capacity: None,
             costs: BTreeMap::new(),
@@ -407,6 +410,17 @@ pub enum SubscribeAck {
     #[default]
     Local,
     /// When all brokers that can be reached know of it.
+    Mesh,
+}
+
+/// When the acknowledgement of a client's message of QoS 1 or 2 is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PublishAck {
+    /// When this broker has it, on its disk where there is one.
+    #[default]
+    Local,
+    /// When all members of the mesh have given it to those who are to get it there, on their disks where there are such.
     Mesh,
 }
 

@@ -1,4 +1,5 @@
-//! Acknowledgements that wait: for the store, until what they acknowledge is safe, and for the mesh, until it no longer lags.
+//! Acknowledgements that wait: for the store, until what they acknowledge is safe, and for the mesh, until it no longer lags and, where that is asked for, until all its
+//! members have dealt with what they acknowledge.
 //!
 //! They go out in the order in which they came. While nothing waits it owns no memory.
 
@@ -13,7 +14,7 @@ use tokio::time::Sleep;
 use crate::clock;
 use crate::interest::EchoWait;
 use crate::limits::SUBSCRIBE_ACK_PATIENCE;
-use crate::replication;
+use crate::replication::{self, Published, StableWaiter};
 use crate::router::Router;
 use crate::session::{Journal, Ticket, Waiter};
 
@@ -28,6 +29,7 @@ struct Waiting {
     /// What the connection is woken by.
     store: Option<Waiter>,
     mesh: Option<replication::Waiter>,
+    members: Option<StableWaiter>,
 }
 
 /// The acknowledgements of one batch, or of several.
@@ -39,6 +41,8 @@ struct Batch {
     number: u64,
     /// Batches of other connections that must be, too.
     others: Vec<Arc<Ticket>>,
+    /// What other brokers must have dealt with.
+    published: Published,
 }
 
 impl Batch {
@@ -65,15 +69,18 @@ impl Held {
         self.0.as_ref().map_or(0, |waiting| waiting.bytes.len())
     }
 
-    /// Puts one batch's acknowledgements behind those of earlier ones; change `number`, and the batches of `others`, must be safe before they go.
-    pub(super) fn hold(&mut self, acknowledgements: &mut Vec<u8>, number: u64, others: Vec<Arc<Ticket>>) {
+    /// Puts one batch's acknowledgements behind those of earlier ones; change `number`, and the batches of `others`, must be safe before they go, and other brokers must
+    /// have dealt with what was `published`.
+    pub(super) fn hold(&mut self, acknowledgements: &mut Vec<u8>, number: u64, others: Vec<Arc<Ticket>>, published: Published) {
         if acknowledgements.is_empty() {
             return;
         }
         let Waiting { bytes, batches, .. } = &mut **self.0.get_or_insert_default();
         match batches.back_mut() {
-            Some(last) if last.number >= number && others.is_empty() => last.count += acknowledgements.len(),
-            _ => batches.push_back(Batch { count: acknowledgements.len(), number, others }),
+            Some(last) if last.number >= number && others.is_empty() && published.is_empty() => {
+                last.count += acknowledgements.len()
+            }
+            _ => batches.push_back(Batch { count: acknowledgements.len(), number, others, published }),
         }
         bytes.append(acknowledgements);
     }
@@ -81,7 +88,7 @@ impl Held {
     /// Gives `send` what may go; if something is left, the task is woken when that may be so.
     pub(super) fn poll_release(&mut self, router: &Router, context: &mut Context<'_>, send: impl FnOnce(&[u8])) {
         let Some(waiting) = &mut self.0 else { return };
-        let Waiting { bytes, batches, store, mesh } = &mut **waiting;
+        let Waiting { bytes, batches, store, mesh, members } = &mut **waiting;
         if let Some(replication) = router.mesh()
             && mesh.get_or_insert_with(|| replication.waiter()).poll(context).is_pending()
         {
@@ -91,6 +98,11 @@ impl Held {
         while let Some(batch) = batches.front_mut() {
             if let Some(journal) = router.journal()
                 && batch.poll(journal, store.get_or_insert_with(|| journal.waiter()), context).is_pending()
+            {
+                break;
+            }
+            if let Some(replication) = router.mesh().filter(|_| !batch.published.is_empty())
+                && members.get_or_insert_with(|| replication.stable_waiter()).poll(&batch.published, context).is_pending()
             {
                 break;
             }
@@ -209,8 +221,8 @@ mod tests {
         journal.append(&mut newer);
         let mut held = Held::default();
         let others = newer.take_others();
-        held.hold(&mut vec![1], newer.take_number(), others);
-        held.hold(&mut vec![2], 0, Vec::new());
+        held.hold(&mut vec![1], newer.take_number(), others, Vec::new());
+        held.hold(&mut vec![2], 0, Vec::new(), Vec::new());
         let mut context = Context::from_waker(std::task::Waker::noop());
         let mut sent = |held: &mut Held| {
             let mut sent = Vec::new();

@@ -43,6 +43,8 @@ pub(super) struct Scratch {
     pub(super) barrier: u64,
     /// Other brokers must know what the client has subscribed to before that.
     pub(super) echo: Option<EchoWait>,
+    /// A message of QoS 2 has come again: what it was published as is not known.
+    pub(super) has_repeats: bool,
     /// Forwarded properties of the message at hand.
     pub(super) properties: Vec<u8>,
 }

@@ -485,18 +485,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         result
     }
 
-    /// Appends the batch's answers to the outbox; acknowledgements of publishes wait until what they acknowledge is safe, and while the mesh lags.
+    /// Appends the batch's answers to the outbox; acknowledgements of publishes wait until what they acknowledge is safe, and while the mesh lags or has to deal with it.
     fn answer(&mut self, scratch: &mut Scratch) {
         let others = scratch.batch.writes().take_others();
         let number = scratch.batch.writes().take_number();
+        let mut published = scratch.batch.take_published();
+        if let Some(mesh) = self.router.mesh().filter(|_| std::mem::take(&mut scratch.has_repeats)) {
+            published.extend(mesh.published_so_far());
+        }
         if !scratch.acknowledgements.is_empty() {
             let is_safe = number == 0 || self.router.journal().is_none_or(|journal| journal.committed() >= number);
             let lags = self.router.mesh().is_some_and(|mesh| mesh.lagging());
-            if lags && self.held.is_empty() {
+            if (lags || !published.is_empty()) && self.held.is_empty() {
                 self.router.metrics().acknowledgements_held.add(1);
             }
-            if lags || !is_safe || !others.is_empty() || !self.held.is_empty() {
-                self.held.hold(&mut scratch.acknowledgements, number, others);
+            if lags || !is_safe || !others.is_empty() || !published.is_empty() || !self.held.is_empty() {
+                self.held.hold(&mut scratch.acknowledgements, number, others, published);
             }
         }
         self.barrier.raise(std::mem::take(&mut scratch.barrier));
@@ -551,7 +555,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         matches!(reason, ReasonCode::ServerShuttingDown | ReasonCode::UseAnotherServer)
             && !self.held.is_empty()
             && self.router.journal().is_some_and(|journal| !journal.is_failing())
-            && !self.router.mesh().is_some_and(|mesh| mesh.lagging())
+            && !self.router.mesh().is_some_and(|mesh| mesh.lagging() || mesh.acknowledges_in_mesh())
     }
 
     /// Writes until nothing waits (then the outbox is armed) or the socket takes no more.

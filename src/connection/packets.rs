@@ -140,7 +140,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             let received = self.session()?.receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
                 Ok(true) => {}
-                Ok(false) => return self.acknowledge(publish.qos, id, ReasonCode::Success, scratch),
+                Ok(false) => {
+                    scratch.has_repeats = true;
+                    return self.acknowledge(publish.qos, id, ReasonCode::Success, scratch);
+                }
                 Err(_) => return Err(Fault::Close(ReasonCode::ReceiveMaximumExceeded)),
             }
         }

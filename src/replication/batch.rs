@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use super::Replication;
 use super::quiesce::Shared;
+use super::{Published, Replication};
 use crate::codec::QoS;
 use crate::frame::lane::{MeshMessage, put_message};
 use crate::ids::{BrokerId, MessageId};
@@ -24,6 +24,8 @@ pub struct LocalBatch {
     shared: Option<Shared>,
     /// Of [`super::Quiesce`].
     shard: Option<usize>,
+    /// Where others are waited for: the last ids that were given out, each with its lane.
+    pub(super) published: Published,
 }
 
 /// The id that a message of a local client is given, once it has one.
@@ -93,6 +95,13 @@ impl LocalBatch {
         if let Some(builder) = self.builders.get_mut(lane) {
             builder.push(message, followed);
         }
+    }
+
+    /// The last id that was given out in each lane of QoS 1 and 2, where it is waited for until others have dealt with it
+    /// ([`Replication::acknowledge_in_mesh`]). The next batch begins.
+    #[must_use]
+    pub fn take_published(&mut self) -> Published {
+        std::mem::take(&mut self.published)
     }
 
     /// The builders with their lanes' places.

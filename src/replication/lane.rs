@@ -16,7 +16,7 @@ use super::counters::Counters;
 use super::gate::Gate;
 use super::own::{OwnLog, Safe};
 use super::pull::Pulls;
-use super::ring::Ring;
+use super::ring::{Read, Ring};
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use super::wake::{Sleeper, wake_all};
 use crate::frame::lane::Cover;
@@ -218,6 +218,14 @@ impl Lane {
     /// Tells the lane writers that sleep.
     pub(super) fn wake(&self) {
         wake_all(self.cursors.load().iter().map(|cursor| &cursor.sleeper));
+    }
+
+    /// The last id that was given out, and is in the ring still.
+    pub(super) fn last_published(&self) -> Option<u64> {
+        let positions = (self.ring.tail()..self.ring.next()).rev();
+        let blocks =
+            positions.filter_map(|position| if let Read::Block(block) = self.ring.read(position) { Some(block) } else { None });
+        blocks.filter(|block| Arc::ptr_eq(&block.stream, &self.own)).map(|block| block.last).next()
     }
 
     /// Appends a block of `count` messages that local clients published. Position and ids are one: two publishers never get their

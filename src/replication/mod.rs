@@ -64,7 +64,7 @@ pub use cut::{Cover, Covers};
 pub use port::{LaneBatch, Port, PortLane};
 pub use quiesce::Quiesce;
 pub use receiver::{LaneEvent, LaneReceiver};
-pub use stability::StableWaiter;
+pub use stability::{Published, StableWaiter};
 
 pub use crate::frame::lane::MeshMessage;
 pub use crate::frame::picks::{Pick, PickList, Picks};
@@ -387,6 +387,8 @@ impl Replication {
     /// Moves the batch into the rings and wakes the lane writers that sleep, each once. Afterwards a QoS 1 or 2 message may be
     /// acknowledged, unless the replication is [`lagging`](Self::lagging). What is to be safe before that goes to `writes`.
     pub fn publish(&self, batch: &mut LocalBatch, writes: &mut Writes, now: Instant) {
+        let is_awaited = self.acknowledges_in_mesh();
+        let mut published = std::mem::take(&mut batch.published);
         for (place, builder) in batch.builders() {
             builder.seal();
             let Some(lane) = self.lanes.get(place).filter(|_| !builder.full.is_empty()) else { continue };
@@ -398,10 +400,18 @@ impl Replication {
                 if !picked.is_empty() {
                     self.picked.note(lane.id, last, &picked, &self.interest);
                 }
+                if is_awaited && lane.reliable {
+                    self.stability.published(lane.id, last);
+                    match published.iter_mut().find(|(id, _)| *id == lane.id) {
+                        Some((_, known)) => *known = last,
+                        None => published.push((lane.id, last)),
+                    }
+                }
             }
             lane.wake();
         }
         batch.leave();
+        batch.published = published;
     }
 
     /// Whether a live cursor of a QoS 1 or 2 lane lags by half its ring: then acknowledgements to local publishers wait.

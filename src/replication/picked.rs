@@ -151,6 +151,8 @@ impl Replication {
             return;
         }
         for (broker, cause, due) in self.due(now) {
+            // From the first delivery to the rings.
+            let _shared = self.quiesce.enter(self.quiesce.shard());
             let (mut counts, mut unplaced) = ([0_u64; 2], BTreeMap::new());
             for (key, due) in due {
                 let Some(lane) = self.lane(key.0) else { continue };

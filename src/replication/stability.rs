@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use super::Replication;
 use super::gate::Gate;
 use super::lane::Lane;
-use super::sync::{AtomicU64, Mutex, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
 use crate::session::Change;
 
@@ -22,8 +22,11 @@ pub(super) struct Stability {
     told: Mutex<Dealt>,
     /// For each lane, how far all other members have dealt with our log.
     ours: Box<[AtomicU64]>,
+    /// Likewise, the last id that this broker's clients have published.
+    published: Box<[AtomicU64]>,
     /// Those who wait for that.
     gate: Gate,
+    is_awaited: AtomicBool,
 }
 
 /// What is told to others.
@@ -36,9 +39,20 @@ struct Dealt {
 
 impl Stability {
     pub(super) fn new(lanes: usize) -> Self {
-        Self { ours: (0..lanes).map(|_| AtomicU64::new(0)).collect(), ..Self::default() }
+        let of_lanes = || (0..lanes).map(|_| AtomicU64::new(0)).collect();
+        Self { ours: of_lanes(), published: of_lanes(), ..Self::default() }
+    }
+
+    /// Local clients have published this, and maybe more.
+    pub(super) fn published(&self, lane: LaneId, last: u64) {
+        if let Some(known) = self.published.get(lane.index()) {
+            known.fetch_max(last, Ordering::AcqRel);
+        }
     }
 }
+
+/// Ids of this broker's own log, each with its lane.
+pub type Published = Vec<(LaneId, u64)>;
 
 /// A task that waits until all members have dealt with something of this broker's log.
 #[derive(Debug)]
@@ -67,6 +81,28 @@ impl Drop for StableWaiter {
 }
 
 impl Replication {
+    /// From now on what local clients publish at QoS 1 and 2 is acknowledged when all members of the mesh have dealt with it.
+    pub fn acknowledge_in_mesh(&self) {
+        for lane in self.lanes.iter().filter(|lane| lane.reliable) {
+            self.stability.published(lane.id, lane.last_published().unwrap_or(0));
+        }
+        self.stability.is_awaited.store(true, Ordering::Release);
+        self.dealt_progress();
+    }
+
+    /// Whether that is so.
+    #[must_use]
+    pub fn acknowledges_in_mesh(&self) -> bool {
+        self.stability.is_awaited.load(Ordering::Acquire)
+    }
+
+    /// The last ids of this broker's log, each with its lane, where others are waited for: whoever repeats a message does not know which it was.
+    #[must_use]
+    pub fn published_so_far(&self) -> Published {
+        let lanes = self.lanes.iter().zip(&self.stability.published);
+        lanes.map(|(lane, last)| (lane.id, last.load(Ordering::Acquire))).filter(|(_, last)| *last > 0).collect()
+    }
+
     /// This broker's log of QoS 1 and 2.
     #[must_use]
     pub fn own_log(&self) -> LogId {
@@ -119,6 +155,9 @@ impl Replication {
 
     /// Members have come or gone, or have told something: those who wait for it look again.
     pub fn dealt_progress(&self) {
+        if !self.acknowledges_in_mesh() {
+            return;
+        }
         let log = self.own_log();
         for (lane, stable) in self.lanes.iter().zip(&self.stability.ours) {
             stable.store(self.interest.dealt_by_all(log, lane.id), Ordering::Release);

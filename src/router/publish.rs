@@ -14,7 +14,7 @@ use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::ids::{BrokerId, MessageId, OriginLane, Stamp};
 use crate::pressure::Level;
-use crate::replication::{LocalBatch, MeshMessage, PickList, Picks, Replication};
+use crate::replication::{LocalBatch, MeshMessage, PickList, Picks, Published, Replication};
 use crate::session::{Delivery, Message, Outcome, Pumped, Source, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
@@ -123,12 +123,19 @@ impl Batch {
     fn begin(&mut self, memory: Level) {
         self.variants.begin();
         self.variants.memory = memory;
+        self.variants.source = None;
         self.picks.clear();
     }
 
     /// Keeps a sleeping owner's waker until the batch is finished.
     pub(super) fn wake_later(&mut self, owner: Option<Waker>) {
         self.owners.extend(owner);
+    }
+
+    /// What other brokers must have dealt with before the batch is acknowledged: ids of this broker's log with their lanes. The next batch begins.
+    #[must_use]
+    pub fn take_published(&mut self) -> Published {
+        self.mesh.take_published()
     }
 
     /// Whether a message of the batch so far had to wait for somebody.

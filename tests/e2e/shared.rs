@@ -331,3 +331,45 @@ fn what_was_picked_for_a_broker_that_no_longer_answers_goes_to_others() {
     let counts = counts(&members);
     assert!(again.iter().all(|payload| counts[payload.as_str()] == 1), "{counts:?}");
 }
+
+#[test]
+fn with_publish_ack_mesh_what_is_acknowledged_is_at_every_broker() {
+    let site = Site::new();
+    let mut brokers: Vec<Broker> = Vec::new();
+    for name in ["a", "b", "c"] {
+        site.certify("m", name, &[]);
+        let peers: Vec<_> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+        let mesh = site.configuration(name, &peers).replace("subscribe_ack", "publish_ack = \"mesh\"\nsubscribe_ack");
+        brokers.push(site.start(name, &mesh));
+    }
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let mut keeper = Member::subscribed(&brokers[2], "keeper", "kept/#");
+    keeper.leave();
+    let mut publisher = Client::new(&brokers[0], 5);
+    let mut expected = Vec::new();
+    for qos in [1, 2] {
+        for number in 0..10 {
+            let payload = format!("{qos} {number}");
+            assert_eq!(publisher.publish(Publish { topic: "kept/1", payload: &payload, qos, ..Publish::default() }), 0);
+            expected.push(payload);
+        }
+    }
+    // Who does not answer is waited for: it is a member.
+    brokers[1].signal("STOP");
+    let id = publisher.next_id();
+    publisher.send(&Publish { topic: "kept/1", payload: "late", qos: 1, id, ..Publish::default() }.encode(5));
+    assert!(publisher.receive_within(Duration::from_millis(700)).is_none(), "a broker that stands still has dealt with it");
+    brokers[1].signal("CONT");
+    assert_eq!(publisher.expect(kind::PUBACK).id, id);
+    expected.push("late".to_owned());
+    // What nobody elsewhere wants waits for nobody.
+    brokers[1].signal("STOP");
+    publisher.say("here only", "x");
+    brokers[1].signal("CONT");
+    publisher.say("kept/1", "last");
+    expected.push("last".to_owned());
+    // The origin ends with the last acknowledgement.
+    brokers.remove(0).kill();
+    keeper.come(&brokers[1]);
+    assert_each_once(std::slice::from_mut(&mut keeper), &expected);
+}

@@ -35,7 +35,7 @@ impl Driver {
     pub(super) fn dealt_tick(&mut self, now: Instant) {
         let replication = &self.settings.replication;
         replication.pick_again(now, &mut *self.deliver);
-        self.settings.registers.own().ask_dealt(replication.awaits_dealt());
+        self.settings.registers.own().ask_dealt(replication.awaits_dealt() || replication.acknowledges_in_mesh());
         self.dealt_heard(now);
     }
 }

@@ -170,9 +170,12 @@ fn who_waits_for_all_members_is_woken_by_the_last() {
     let mut broker = broker(now);
     let (waker, count) = counting();
     let mut context = Context::from_waker(&waker);
+    assert!(broker.batch.take_published().is_empty() && broker.replication.published_so_far().is_empty());
+    broker.replication.acknowledge_in_mesh();
     let waiter = broker.replication.stable_waiter();
     publish(&mut broker, &["1 a"], now);
     let awaited = [published(&broker)];
+    assert_eq!((broker.batch.take_published(), broker.replication.published_so_far()), (awaited.to_vec(), awaited.to_vec()));
     assert!(waiter.poll(&awaited, &mut context).is_pending());
     says_dealt(&broker, awaited[0].1 - 1);
     broker.replication.dealt_progress();

@@ -1,7 +1,7 @@
 //! Share groups with members at other brokers: what goes to whom, and what other brokers are told.
 
 use super::*;
-use crate::ids::{BrokerId, LogId, ShareId};
+use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, ShareId};
 use crate::interest::{Interest, Mode, Rules};
 use crate::limits::{LANES_DEFAULT, PICK_ROUNDS_MAX, RING_BLOCKS};
 use crate::replication::{MeshMessage, Pick, PickList, ReplicationConfig};
@@ -104,7 +104,8 @@ fn what_comes_over_a_link_is_for_the_groups_that_are_picked_and_goes_on_if_nobod
         let into_mesh = || router.mesh().unwrap().counters().messages_published.value();
         let before = into_mesh();
         let is_wanted = link.wants("t", picks);
-        link.deliver(&message, now);
+        let origin_lane = OriginLane { origin: A, log: LogId(2), lane: LaneId(LANES_DEFAULT) };
+        link.deliver(&message, MessageId { origin_lane, sequence: 1 }, now);
         link.flush(now);
         (is_wanted, waiting(&member) > 0, waiting(&plain) > 0, into_mesh() - before)
     };
