@@ -4,7 +4,7 @@
 //! get do not go along, as over a restart; nor do messages of QoS 0.
 //!
 //! At its old broker it is *leaving* until it is known what became of it: away, and going on to queue. At the new one it is *coming* until all of it is there: away, queueing what is
-//! published there from now on, each message with its [`Source`], and nothing of it is written down. Then it [settles](State::settle).
+//! published there from now on, each message with its [`Source`], and nothing of it is written down. Then it [settles](Subscriber::settle).
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
