@@ -6,6 +6,9 @@ use super::{Changes, Interest, Known, Member};
 use crate::ids::{BrokerId, LaneId, LogId};
 use crate::shared::register::{Key, Value};
 
+/// Sequences in lanes of logs.
+type Dealt = BTreeMap<(LogId, LaneId), u64>;
+
 /// What one member says.
 #[derive(Debug, Default)]
 pub(super) struct Said {
@@ -14,9 +17,9 @@ pub(super) struct Said {
     /// Others are to tell how far they have dealt with that.
     asks: bool,
     /// How far it has dealt with our logs.
-    dealt: BTreeMap<(LogId, LaneId), u64>,
+    dealt: Dealt,
     /// The same as of its log before this one.
-    before: Option<(LogId, BTreeMap<(LogId, LaneId), u64>)>,
+    before: Option<(LogId, Dealt)>,
 }
 
 /// How it stands with a broker to which messages of share groups were given.

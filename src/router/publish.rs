@@ -258,7 +258,7 @@ impl Router {
         };
         if !is_ours {
             self.share_picked(batch, &offer, picks, mesh);
-            batch.to_picks(mesh, message, picks.round + 1, now);
+            batch.publish_picks(mesh, message, picks.round + 1, now);
             return Routed::Done;
         }
         let elsewhere = route.elsewhere(message.topic, mesh.interest());
@@ -275,7 +275,7 @@ impl Router {
         } else if route.is_empty() && batch.picks.is_empty() {
             return Routed::Unmatched;
         }
-        batch.to_picks(mesh, message, 0, now);
+        batch.publish_picks(mesh, message, 0, now);
         Routed::Done
     }
 
@@ -456,7 +456,7 @@ impl Batch {
     }
 
     /// Puts the message into the mesh once more for those that are picked and do not get it otherwise.
-    fn to_picks(&mut self, mesh: &Replication, message: &Message<'_>, round: u8, now: Instant) {
+    fn publish_picks(&mut self, mesh: &Replication, message: &Message<'_>, round: u8, now: Instant) {
         for picks in self.picks.pages(true, round) {
             self.mesh.push(mesh, &mesh_message(message, None, picks, now));
         }
@@ -531,7 +531,7 @@ impl LinkDelivery {
         batch.begin(router.pressure.level());
         let offer = Offer { route: &route, message: &message, publisher: None, now };
         let is_placed = router.share_again(batch, &offer, picks, (broker, may_be_same), mesh);
-        batch.to_picks(mesh, &message, 0, now);
+        batch.publish_picks(mesh, &message, 0, now);
         is_placed
     }
 
