@@ -109,6 +109,8 @@ pub(super) struct Account {
     /// Who is a member of a group, with its inbox. It has no other subscriptions.
     members: BTreeMap<usize, usize>,
     clients: usize,
+    /// Clients go from broker to broker.
+    pub(super) wanders: bool,
     /// Copies that were second ones and may be.
     pub(super) repeated: u64,
 }
@@ -216,6 +218,13 @@ impl Account {
         present.losses += u32::from(is_lost);
     }
 
+    /// The client has another session.
+    pub(super) fn begins_anew(&mut self, client: usize) {
+        let inbox = self.inbox(client);
+        inbox.present.losses += 1;
+        inbox.past = inbox.present;
+    }
+
     /// The client has a new connection.
     pub(super) fn connects(&mut self, client: usize) {
         let inbox = self.inbox(client);
@@ -242,9 +251,10 @@ impl Account {
         // It is another session, and the broker knows nothing of what the former one had. Where all are new they have everything of each other.
         let is_begun_anew = before.losses < inbox.past.losses;
         let may_repeat = match qos {
-            QoS::AtMostOnce => is_published_twice || is_begun_anew,
+            // Nobody at the one broker tells the other what a client had of it.
+            QoS::AtMostOnce => is_published_twice || is_begun_anew || self.wanders,
             // What goes with QoS 0 or 1 goes before it is safe: a broker that has crashed does not know it.
-            QoS::AtLeastOnce => is_dup || is_published_twice || has_crashed(before, inbox),
+            QoS::AtLeastOnce => is_dup || is_published_twice || is_begun_anew || has_crashed(before, inbox),
             QoS::ExactlyOnce => is_begun_anew || (before_qos < qos && has_crashed(before, inbox)),
         };
         assert!(may_repeat, "client {client} gets message {number} twice, with {qos:?} and DUP {is_dup}: {message:?}");

@@ -41,6 +41,8 @@ pub(super) struct Client {
     /// UNSUBSCRIBEs without UNSUBACK.
     declined: Vec<(PacketId, String)>,
     unread: Vec<u8>,
+    /// There may be another session of it, which is older or newer.
+    is_forked: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +57,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) account: &'a mut Account,
     /// A subscription that is acknowledged now is known everywhere.
     pub(super) all_is_well: bool,
+    /// It may be that there are two of its sessions.
+    pub(super) is_torn: bool,
     /// Its session may be gone.
     pub(super) may_forget: bool,
     pub(super) now: Instant,
@@ -88,6 +92,14 @@ impl Client {
 
     pub(super) fn state(&self) -> String {
         format!("up {}, in flight {:?}, asked {:?}", self.is_up, self.in_flight, self.asked)
+    }
+
+    /// From now on it goes to another broker.
+    pub(super) fn moves(&mut self, home: usize) {
+        if home != self.home {
+            self.home = home;
+            self.stay += 1;
+        }
     }
 
     /// It begins a connection.
@@ -249,19 +261,31 @@ impl Client {
         if self.has_session && !is_present {
             assert!(around.may_forget, "the session of {} is lost", self.name());
             self.forget(around.account);
+            self.is_forked |= around.is_torn;
+            around.account.begins_anew(self.number);
+        }
+        // Which of its sessions it is nobody knows: it says everything again, and what it has in flight may be taken for something else.
+        let was_forked = self.is_forked;
+        self.is_forked &= around.is_torn;
+        if was_forked {
+            self.in_flight.iter().for_each(|flight| around.account.messages[flight.number].is_orphan = true);
+            around.account.begins_anew(self.number);
         }
         assert!(!(self.is_passing && is_present), "{} asked for a new session", self.name());
         self.has_session = true;
-        if !is_present {
+        if is_present {
+            for (_, filter) in std::mem::take(&mut self.declined) {
+                self.put_unsubscribe(filter, out);
+            }
+        }
+        let asked = std::mem::take(&mut self.asked);
+        if was_forked || !is_present {
             for (filter, qos) in self.wishes.clone() {
                 around.account.subscribes(self.number, &filter, qos);
                 self.put_subscribe(&filter, qos, out);
             }
         } else {
-            for (_, filter) in std::mem::take(&mut self.declined) {
-                self.put_unsubscribe(filter, out);
-            }
-            for (_, filter) in std::mem::take(&mut self.asked) {
+            for (_, filter) in asked {
                 if let Some(&qos) = self.wishes.get(&filter) {
                     self.put_subscribe(&filter, qos, out);
                 }

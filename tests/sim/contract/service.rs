@@ -70,7 +70,7 @@ pub(super) struct Caller<'a> {
 
 impl Service {
     /// A CONNECT has come.
-    pub(super) fn open(router: &Router, batch: &mut Batch, caller: &Caller<'_>, now: Instant) -> Self {
+    pub(super) fn open(router: &Router, batch: &mut Batch, caller: &Caller<'_>, now: Instant) -> Option<Self> {
         let request = ConnectRequest {
             client_id: caller.name,
             clean_start: caller.is_passing,
@@ -87,9 +87,10 @@ impl Service {
             bytes
         };
         batch.writes().begin();
-        let connection = router.connect(batch, request, connack, now).unwrap();
+        let connection = router.connect(batch, request, connack, now);
         router.finish(batch, now);
-        Self {
+        let connection = connection.ok()?;
+        Some(Self {
             client: caller.client,
             connection,
             routes: RouteCache::default(),
@@ -104,7 +105,7 @@ impl Service {
             sends: None,
             blocks: None,
             drained: Drained::default(),
-        }
+        })
     }
 
     fn is_latest(&self) -> bool {

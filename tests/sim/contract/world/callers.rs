@@ -87,6 +87,9 @@ impl World {
             self.at(at, Event::Left { connection });
         }
         self.clients[number].leaves(&mut self.account);
+        if self.plan.wanders && !self.clients[number].is_passing && self.rng.random_bool(0.7) {
+            self.clients[number].moves(self.rng.random_range(0..self.brokers.len()));
+        }
         let away_us = if self.rng.random_bool(0.3) { 1_000 } else { 1_500_000 };
         self.within(away_us, Event::Connect { client: number });
     }
@@ -142,9 +145,49 @@ impl World {
         let access = self.policy.admit(&Identity::Anonymous);
         let caller = Caller { client: client.number, name: &name, is_passing, access };
         let broker = self.brokers[number].as_mut().unwrap();
-        let service = Service::open(&broker.router, &mut broker.batch, &caller, self.now);
-        broker.services.insert(connection, service);
-        self.turn_soon(connection);
+        let access = Some(Arc::clone(&caller.access));
+        if let Some(fetch) = broker.router.fetch_session(&name, is_passing, access, self.now) {
+            broker.fetching.insert(connection, (fetch, name));
+            return self.turn_soon(connection);
+        }
+        self.serve(connection, &caller);
+    }
+
+    /// The client's session is here, or there is none.
+    fn serve(&mut self, connection: u64, caller: &Caller<'_>) {
+        let Some(number) = self.server(connection) else { return };
+        let broker = self.brokers[number].as_mut().unwrap();
+        match Service::open(&broker.router, &mut broker.batch, caller, self.now) {
+            Some(service) => {
+                broker.services.insert(connection, service);
+                self.turn_soon(connection);
+            }
+            None => self.refuse(connection),
+        }
+    }
+
+    fn refuse(&mut self, connection: u64) {
+        let at = self.arrival(connection, false);
+        self.at(at, Event::Dropped { connection });
+    }
+
+    /// Whether the connection waits for its session.
+    fn fetches(&mut self, number: usize, connection: u64) -> bool {
+        let waker = self.waker(Sleeper::Connection(connection));
+        let broker = self.brokers[number].as_mut().unwrap();
+        let Some((fetch, _)) = broker.fetching.get(&connection) else { return false };
+        if let Poll::Ready(verdict) = fetch.poll(&mut Context::from_waker(&waker)) {
+            let (_, name) = broker.fetching.remove(&connection).unwrap();
+            let client = &self.clients[self.pipes[&connection].client];
+            let access = self.policy.admit(&Identity::Anonymous);
+            let caller = Caller { client: client.number, name: &name, is_passing: client.is_passing, access };
+            say!(self, "the session of client {} is fetched: {verdict:?}", caller.client);
+            match verdict {
+                Verdict::Proceed => self.serve(connection, &caller),
+                Verdict::Refused => self.refuse(connection),
+            }
+        }
+        true
     }
 
     pub(super) fn read(&mut self, connection: u64, bytes: &[u8]) {
@@ -175,6 +218,9 @@ impl World {
     pub(super) fn turn(&mut self, connection: u64) {
         self.pipes.get_mut(&connection).into_iter().for_each(|pipe| pipe.turns = false);
         let (Some(number), now) = (self.server(connection), self.now) else { return };
+        if self.fetches(number, connection) {
+            return;
+        }
         let waker = self.waker(Sleeper::Connection(connection));
         let broker = self.brokers[number].as_mut().unwrap();
         let Some(service) = broker.services.get_mut(&connection) else { return };
@@ -197,6 +243,7 @@ impl World {
     pub(super) fn close(&mut self, connection: u64, farewell: Farewell) {
         let (Some(number), now) = (self.server(connection), self.now) else { return };
         let broker = self.brokers[number].as_mut().unwrap();
+        broker.fetching.remove(&connection);
         if let Some(service) = broker.services.remove(&connection) {
             service.close(&broker.router, &mut broker.batch, farewell, now);
         }
@@ -219,11 +266,13 @@ impl World {
         }
         let now = self.now;
         let all_is_well = now >= self.fault_at + CALM || self.fault_at == self.begin;
-        let may_forget = self.bereft.contains(&number) || self.clients[number].is_passing;
+        // Where the old broker cannot be reached a session is begun anew.
+        let is_torn = self.plan.wanders && !all_is_well;
+        let may_forget = self.bereft.contains(&number) || self.clients[number].is_passing || is_torn;
         let was_up = self.clients[number].is_up();
         say_heard(self, number, bytes);
         let mut out = Vec::new();
-        let mut around = Surroundings { account: &mut self.account, all_is_well, may_forget, now };
+        let mut around = Surroundings { account: &mut self.account, all_is_well, may_forget, is_torn, now };
         self.clients[number].hear(bytes, &mut around, &mut out);
         if !was_up && self.clients[number].is_up() {
             say!(self, "client {number} is connected");

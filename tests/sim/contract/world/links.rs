@@ -17,6 +17,7 @@ impl World {
         let (generation, now) = (self.generations, self.now);
         say!(self, "link {ends:?} comes up, generation {generation}");
         (self.links[link].generation, self.links[link].deaf) = (Some(generation), None);
+        self.find_ways();
         self.links[link].arrivals.clear();
         for end in 0..2 {
             let [number, peer] = self.ends(link, end);
@@ -56,6 +57,7 @@ impl World {
             let deaf = self.rng.random_range(0..2);
             say!(self, "broker {} hears nothing any more on link {:?}", self.links[link].ends[deaf], self.links[link].ends);
             self.links[link].deaf = Some(deaf);
+            self.find_ways();
             self.within(800_000, Event::Die { link, generation });
         } else {
             self.down(link);
@@ -64,6 +66,7 @@ impl World {
 
     pub(super) fn down(&mut self, link: usize) {
         if let Some(generation) = self.links[link].generation.take() {
+            self.find_ways();
             say!(self, "link {:?} is cut", self.links[link].ends);
             let detection_us = if self.rng.random_bool(0.2) { 500_000 } else { 30_000 };
             (0..2).for_each(|end| self.within(detection_us, Event::LinkDown { link, generation, end }));

@@ -24,6 +24,8 @@ impl World {
         let limits = RouterLimits { outbound, shared: SharedStrategy::default() };
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), now));
         let registers = Registers::new(claim.id, MEMBER_TIMEOUT, REGISTER_FILTERS_MAX);
+        let unix = Duration::from_secs(1_700_000_000) + now.saturating_duration_since(self.begin);
+        router.share_retained(StampClock::new(self.rng.random(), unix, now), Duration::from_secs(86_400));
         router.join_registers(Arc::clone(&registers));
         let log = if journal.is_some() { self.restore(number, &router) } else { RestoredLog::default() };
         let interest = Arc::new(Interest::new(claim.id, Rules::new(Mode::Interest, [])));
@@ -49,6 +51,12 @@ impl World {
             None => Replication::with_interest(config, interest, now),
         };
         router.join_mesh(Arc::clone(&replication));
+        let post = Arc::<Post>::default();
+        let (letters, ways) = (Arc::clone(&self.letters), Arc::clone(&self.ways));
+        let carrier = Arc::new(Carrier { broker: number, letters, ways });
+        let carry: Arc<dyn Carry> = Arc::clone(&carrier) as _;
+        post.open(Arc::downgrade(&carry));
+        router.join_post(Arc::clone(&post));
         let hello = Duration::from_millis(100);
         self.brokers[number] = Some(Broker {
             life,
@@ -63,12 +71,17 @@ impl World {
             timeout: None,
             batch: Batch::default(),
             services: BTreeMap::new(),
+            post,
+            _carrier: carrier,
+            fetching: BTreeMap::new(),
+            moves_at: Some(now),
             writing: None,
             is_to_write: false,
             promised: 0,
             is_to_tell: false,
             is_to_tell_behind: false,
         });
+        self.at(now, Event::Moves { broker: number, life });
         self.at(now + PULL_REPEAT, Event::Tick { broker: number, life });
         if self.plan.coin {
             self.within(TOSS_MAX_US, Event::Toss { broker: number, life });
@@ -110,7 +123,8 @@ impl World {
         }
         say!(self, "broker {number} crashes{}", if is_lost { ", and loses everything" } else { "" });
         self.account.forgets_of(number);
-        for client in self.clients.iter().filter(|client| client.home == number) {
+        let wanders = self.plan.wanders;
+        for client in self.clients.iter().filter(|client| client.home == number || wanders) {
             self.account.crashes(client.number, is_lost || client.is_passing);
         }
         if is_lost {
@@ -159,6 +173,38 @@ impl World {
         }
         self.say_all(number, out);
         self.at(now + PULL_REPEAT, Event::Tick { broker: number, life });
+    }
+
+    /// Links are others.
+    pub(super) fn find_ways(&mut self) {
+        let all: BTreeSet<_> = (0..self.brokers.len())
+            .flat_map(|one| self.connected_with(one).into_iter().map(move |other| (one, other)))
+            .map(|(one, other)| (one, self.claims[other].id))
+            .collect();
+        *self.ways.lock().unwrap() = all;
+    }
+
+    /// A letter arrives, or finds no way any more.
+    pub(super) fn letter(&mut self, from: usize, to: BrokerId, body: &[u8]) {
+        let is_there = self.ways.lock().unwrap().contains(&(from, to));
+        let reader = self.claims.iter().position(|claim| claim.id == to).unwrap();
+        if !is_there {
+            self.brokers[from].iter().for_each(|broker| broker.post.bounce(to));
+        } else if let Some(broker) = &self.brokers[reader] {
+            broker.post.deliver(self.claims[from].id, body);
+        }
+    }
+
+    /// What the broker's own task for sessions on the move does.
+    pub(super) fn move_sessions(&mut self, number: usize, life: Incarnation) {
+        let now = self.now;
+        let Some(broker) = self.alive(number, life).filter(|broker| broker.moves_at.is_some_and(|at| at <= now)) else { return };
+        let first = broker.post.receive();
+        let pause = broker.router.drive_moves(&mut broker.batch, first, now);
+        broker.router.finish(&mut broker.batch, now);
+        let at = now + pause.max(Duration::from_millis(1));
+        broker.moves_at = Some(at);
+        self.at(at, Event::Moves { broker: number, life });
     }
 
     /// Links on the shortest ways to others.
