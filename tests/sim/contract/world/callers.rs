@@ -24,13 +24,13 @@ impl World {
             89..93 => {
                 let properties = DisconnectProperties::default();
                 put(&mut out, &Packet::Disconnect(Disconnect { reason: ReasonCode::Success, properties }));
-                self.to_broker(connection, out);
+                self.send_to_broker(connection, out);
                 return self.leave(number, connection);
             }
             _ => return self.leave(number, connection),
         }
         if !out.is_empty() {
-            self.to_broker(connection, out);
+            self.send_to_broker(connection, out);
         }
     }
 
@@ -122,7 +122,7 @@ impl World {
         *last
     }
 
-    pub(super) fn to_broker(&mut self, connection: u64, bytes: Vec<u8>) {
+    pub(super) fn send_to_broker(&mut self, connection: u64, bytes: Vec<u8>) {
         let at = self.arrival(connection, true);
         self.at(at, Event::ToBroker { connection, bytes });
     }
@@ -287,7 +287,7 @@ impl World {
             }
         }
         if !out.is_empty() {
-            self.to_broker(connection, out);
+            self.send_to_broker(connection, out);
         }
     }
 }

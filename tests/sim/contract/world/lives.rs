@@ -216,10 +216,10 @@ impl World {
                 for link in self.links.iter().filter(|link| link.generation.is_some() && link.ends.contains(&one)) {
                     let other = if link.ends[0] == one { link.ends[1] } else { link.ends[0] };
                     let cost = costs[&one] + 1;
-                    if !costs.contains_key(&other) {
-                        costs.insert(other, cost);
+                    costs.entry(other).or_insert_with(|| {
                         next.push(other);
-                    }
+                        cost
+                    });
                 }
             }
             rank = next;

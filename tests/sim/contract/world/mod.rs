@@ -683,7 +683,7 @@ impl World {
                 let mut out = Vec::new();
                 self.publish(client, &mut out);
                 if let Some(connection) = self.clients[client].connection.filter(|_| !out.is_empty()) {
-                    self.to_broker(connection, out);
+                    self.send_to_broker(connection, out);
                 }
             }
             Event::Connect { client } => self.connect(client),
