@@ -196,6 +196,7 @@ impl Server {
             .collect::<Result<_, _>>()?;
         let mqtt = bound.iter().map(|bound| bound.address().clone()).collect();
         let doors = bound.iter().map(listener::Listener::door).collect();
+        let knows_others = !log.members.is_empty();
         let mesh = match config.mesh.as_ref().zip(registers) {
             Some((mesh, registers)) => Some(start_mesh(config, mesh, credentials, &router, (registers, &post), log)?),
             None => {
@@ -208,7 +209,7 @@ impl Server {
             let watcher = mesh.watcher();
             Arc::new(move || watcher.reachable()) as Reachable
         });
-        let bridges = Bridges::start(config, &router, reachable.as_ref());
+        let bridges = Bridges::start(config, &router, reachable.as_ref(), knows_others);
         let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 

@@ -2,19 +2,21 @@
 //!
 //! Each tells the others in its register that it has the bridge, and whether it serves it. Who serves it goes on, whoever comes; where nobody does,
 //! it is who still has the bridge's session, then the lowest priority, then the lowest id. Who served it and is gone is waited for: its session is on its
-//! disk. Meanwhile the next one gathers what is published, so that it does not begin with nothing.
+//! disk; so is whoever may serve it where this broker reaches nobody at all. Meanwhile the next one gathers what is published, so that it does not begin with nothing.
 //!
 //! Pure: what the others say and whom this broker reaches goes in with the time.
 //!
 //! Invariant: among brokers that reach each other and have told each other, one serves. Those that do not reach each other, as in a partition, may
-//! serve a bridge both; when they meet again, the one that has served for longer goes on.
+//! serve a bridge both; when they meet again, the one that has served for longer goes on. Who begins though another may have served since it did
+//! is in doubt of what it has in flight.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::BrokerId;
 use crate::shared::register::BridgeClaim;
 
-/// That nobody serves the bridge must be so for this long: who was just started, here or there, is heard first.
+/// That nobody serves the bridge must be so for this long: who was just started, here or there, is heard first. Who reaches nobody at all waits as
+/// long as for one that is missed: there may be one that serves it.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// What this broker is to do.
@@ -51,26 +53,38 @@ impl Other {
 pub(super) struct Election {
     own: BrokerId,
     takeover_after: Duration,
+    /// Whether there may be others of which nothing was heard in this life.
+    knows_others: bool,
     /// What others are told.
     pub(super) claim: BridgeClaim,
     /// Since when nobody serves it because who did cannot be reached.
     orphaned_at: Option<Instant>,
     /// Since when nobody serves it, and nobody is missed.
     vacant_at: Option<Instant>,
+    /// Reached nobody then.
+    was_alone: bool,
+    /// It began to serve though another may have served meanwhile: what is in flight is in doubt.
+    pub(super) is_in_doubt: bool,
 }
 
 impl Election {
-    pub(super) fn new(own: BrokerId, claim: BridgeClaim, takeover_after: Duration) -> Self {
-        Self { own, takeover_after, claim, orphaned_at: None, vacant_at: None }
+    pub(super) fn new(own: BrokerId, claim: BridgeClaim, takeover_after: Duration, knows_others: bool) -> Self {
+        Self { own, takeover_after, knows_others, claim, orphaned_at: None, vacant_at: None, was_alone: false, is_in_doubt: false }
     }
 
-    /// What is to be done now. `unix_ms` is the time by the clock, milliseconds.
-    pub(super) fn decide(&mut self, others: &[Other], unix_ms: u64, now: Instant) -> Turn {
+    /// What is to be done now; `is_alone`: no other broker is reached at all. `unix_ms` is the time by the clock, milliseconds.
+    pub(super) fn decide(&mut self, others: &[Other], is_alone: bool, unix_ms: u64, now: Instant) -> Turn {
+        // Whoever is reached from now on has yet to be heard.
+        if self.was_alone && !is_alone {
+            self.vacant_at = None;
+        }
+        self.was_alone = is_alone;
         let turn = self.turn(others, now);
         match turn {
             Turn::Serve if self.claim.since_ms == 0 => {
                 self.claim.since_ms = unix_ms.max(1);
                 self.claim.has_session = true;
+                self.is_in_doubt = self.orphaned_at.is_some() || (is_alone && self.knows_others);
             }
             Turn::Yield => {
                 self.claim.since_ms = 0;
@@ -99,7 +113,8 @@ impl Election {
         if !is_orphaned {
             self.orphaned_at = None;
             let vacant_at = *self.vacant_at.get_or_insert(now);
-            return if is_next && waited(vacant_at) >= SETTLE { Turn::Serve } else { Turn::Wait };
+            let patience = if self.was_alone { self.takeover_after.max(SETTLE) } else { SETTLE };
+            return if is_next && waited(vacant_at) >= patience { Turn::Serve } else { Turn::Wait };
         }
         self.vacant_at = None;
         let orphaned_at = *self.orphaned_at.get_or_insert(now);
@@ -135,7 +150,7 @@ mod tests {
             let start = clock::now();
             let one = |(index, priority): (usize, &u16)| {
                 let claim = BridgeClaim { priority: *priority, ..BridgeClaim::default() };
-                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE), turn: Turn::Wait }
+                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE, false), turn: Turn::Wait }
             };
             Self { brokers: priorities.iter().enumerate().map(one).collect(), start, now_s: 0 }
         }
@@ -147,7 +162,8 @@ mod tests {
         fn restart(&mut self, index: usize) {
             let BridgeClaim { priority, has_session, .. } = self.brokers[index].election.claim;
             let claim = BridgeClaim { priority, since_ms: 0, has_session };
-            self.brokers[index] = One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE), turn: Turn::Wait };
+            self.brokers[index] =
+                One { election: Election::new(BrokerId(index as u64 + 1), claim, PATIENCE, true), turn: Turn::Wait };
         }
 
         /// Lets `seconds` go by; brokers of different parts do not reach each other, and who is in none is down.
@@ -167,7 +183,7 @@ mod tests {
                             .collect();
                         let now = self.now();
                         let one = &mut self.brokers[*index];
-                        one.turn = one.election.decide(&others, 1_000 * self.now_s, now);
+                        one.turn = one.election.decide(&others, part.len() == 1, 1_000 * self.now_s, now);
                     }
                 }
             }
@@ -183,10 +199,33 @@ mod tests {
         assert_eq!(mesh.pass(1, &[&[0, 1, 2]]), [Wait, Wait, Wait]);
         assert_eq!(mesh.pass(4, &[&[0, 1, 2]]), [Yield, Serve, Yield]);
         // A better one that comes later changes nothing.
-        let mut mesh = Mesh::new(&[100, 50]);
-        assert_eq!(mesh.pass(6, &[&[0]]), [Serve, Wait]);
+        let mut mesh = Mesh::new(&[100, 50, 200]);
+        assert_eq!(mesh.pass(6, &[&[0, 2]]), [Serve, Wait, Yield]);
         mesh.restart(1);
-        assert_eq!(mesh.pass(6, &[&[0, 1]]), [Serve, Yield]);
+        assert_eq!(mesh.pass(6, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+    }
+
+    #[test]
+    fn who_starts_cut_off_takes_nothing_from_whoever_serves() {
+        let mut mesh = Mesh::new(&[50, 100]);
+        mesh.pass(6, &[&[0, 1]]);
+        mesh.pass(40, &[&[1]]);
+        mesh.restart(0);
+        // Of its first life it knows nothing but that there are others.
+        let claims = |mesh: &mut Mesh, seconds: u64| {
+            mesh.now_s += seconds;
+            let now = mesh.now();
+            mesh.brokers[0].election.decide(&[], true, 1, now)
+        };
+        assert_eq!((claims(&mut mesh, 0), claims(&mut mesh, 29)), (Wait, Wait));
+        // Whom it reaches then is heard first, however long it was alone.
+        let now = mesh.now() + PATIENCE;
+        assert_eq!(mesh.brokers[0].election.decide(&[], false, 1, now), Wait);
+        assert_eq!(mesh.pass(40, &[&[0, 1]]), [Yield, Serve]);
+        // Alone for long it serves, but what it once had in flight is in doubt.
+        mesh.restart(0);
+        assert_eq!((claims(&mut mesh, 0), claims(&mut mesh, 31)), (Wait, Serve));
+        assert!(mesh.brokers[0].election.is_in_doubt);
     }
 
     #[test]
@@ -213,7 +252,7 @@ mod tests {
         mesh.restart(1);
         // For a moment its new life has said nothing of the bridge.
         let now = mesh.now();
-        assert_eq!(mesh.brokers[0].election.decide(&[], 1, now), Wait);
+        assert_eq!(mesh.brokers[0].election.decide(&[], false, 1, now), Wait);
         assert_eq!(mesh.pass(6, &[&[0, 1]]), [Yield, Serve]);
     }
 

@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -17,7 +16,7 @@ use super::topics::{Topics, Wanted};
 use crate::auth::{Identity, Policy, Standing};
 use crate::clock;
 use crate::codec::{
-    self, Connect, ConnectProperties, Disconnect, DisconnectProperties, Packet, PacketId, ProtocolVersion, ReasonCode,
+    self, Connect, ConnectProperties, Disconnect, DisconnectProperties, Packet, PacketId, ProtocolVersion, QoS, ReasonCode,
     RetainHandling, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionOptions, Unsubscribe, UnsubscribeProperties,
 };
 use crate::connection::{self, Address, Client, Logins, Peer, Rates, Terms, Transport};
@@ -29,6 +28,9 @@ use crate::session::Subscriber;
 const PIPE_BYTES: usize = 64 * 1024;
 /// No message of a client has these: the session is spoken to by nobody else.
 const SUBSCRIBE_ID: PacketId = PacketId::MAX;
+/// A subscription that is a mark, on the disk as all of them, and to which nobody publishes: the foreign session is this one's. While it is missing,
+/// whatever is in flight there may be another's.
+const MET: &str = "$SYS/bridge/met";
 /// See [`SUBSCRIBE_ID`].
 const UNSUBSCRIBE_ID: PacketId = SUBSCRIBE_ID;
 
@@ -52,6 +54,9 @@ pub(super) struct Room {
     pub(super) packet_bytes_max: u32,
 }
 
+/// Nothing is taken, only said.
+const PREPARING: Room = Room { receive_maximum: NonZeroU16::MIN, packet_bytes_max: PACKET_BYTES_MAX };
+
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -61,8 +66,6 @@ pub(super) struct Local {
     is_clean: bool,
     /// Filters of which retained messages are still to be sent: their subscriptions were made while the foreign broker was away.
     owed: Mutex<BTreeSet<String>>,
-    /// The session begins with this process, and no foreign broker has been met with it.
-    is_new: AtomicBool,
 }
 
 /// The session has its bridge.
@@ -91,7 +94,7 @@ impl Local {
             server_reference: None,
             reserved: Arc::default(),
         };
-        Self { router, terms: Arc::new(terms), client_id, is_clean, owed: Mutex::default(), is_new: AtomicBool::new(false) }
+        Self { router, terms: Arc::new(terms), client_id, is_clean, owed: Mutex::default() }
     }
 
     /// Makes the session, so that messages wait in it before the foreign broker is there for the first time.
@@ -102,11 +105,7 @@ impl Local {
         if self.is_clean {
             return Ok(());
         }
-        let (client, pipe) = self.connect(Room { receive_maximum: NonZeroU16::MIN, packet_bytes_max: PACKET_BYTES_MAX }).await?;
-        // The first of its connections.
-        if client.subscriber().lock().epoch == 1 {
-            self.is_new.store(true, Ordering::Relaxed);
-        }
+        let (client, pipe) = self.connect(PREPARING).await?;
         let known = filters(client.subscriber());
         let wanted = topics.local();
         self.owed.lock().extend(wanted.iter().map(|one| one.filter.to_owned()).filter(|filter| !known.contains(filter)));
@@ -143,14 +142,47 @@ impl Local {
         }
     }
 
-    /// Whether the session is so new that whatever a foreign broker has of one is another's.
-    pub(super) fn is_new(&self) -> bool {
-        self.is_new.load(Ordering::Relaxed)
+    /// Whether what a foreign broker still has in flight can only be this session's.
+    pub(super) fn is_met(&self) -> bool {
+        self.is_clean || self.session().is_some_and(|session| session.lock().subscriptions.contains_key(MET))
     }
 
-    /// A foreign broker has nothing of a former session any more.
-    pub(super) fn was_met(&self) {
-        self.is_new.store(false, Ordering::Relaxed);
+    /// The foreign session has nothing in flight that is not this one's. On the disk, where there is one, before it returns: until then nothing may
+    /// cross.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub(super) async fn meet(&self) -> Result<(), LocalError> {
+        if self.is_met() {
+            return Ok(());
+        }
+        let (client, pipe) = self.connect(PREPARING).await?;
+        self.forget_received(client.subscriber());
+        let mut first = Vec::new();
+        let options = SubscriptionOptions { retain_handling: RetainHandling::DoNotSend, ..QoS::AtMostOnce.into() };
+        let filters = vec![SubscribeFilter { filter: MET, options }];
+        put(
+            &mut first,
+            &Packet::Subscribe(Subscribe { packet_id: SUBSCRIBE_ID, properties: SubscribeProperties::default(), filters }),
+        );
+        let (said, ()) = tokio::join!(say_and_leave(pipe, &first), client.serve());
+        said
+    }
+
+    /// Another may have spoken to the foreign broker as this session's client.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub(super) async fn part(&self) -> Result<(), LocalError> {
+        if self.is_clean || !self.is_met() {
+            return Ok(());
+        }
+        let (client, pipe) = self.connect(PREPARING).await?;
+        let mut first = Vec::new();
+        let properties = UnsubscribeProperties::default();
+        put(&mut first, &Packet::Unsubscribe(Unsubscribe { packet_id: UNSUBSCRIBE_ID, properties, filters: vec![MET] }));
+        let (said, ()) = tokio::join!(say_and_leave(pipe, &first), client.serve());
+        said
     }
 
     /// Joins the session for the foreign broker, which has forgotten its own part of it or not.
@@ -233,8 +265,11 @@ impl Local {
                 &Packet::Subscribe(Subscribe { packet_id: SUBSCRIBE_ID, properties: SubscribeProperties::default(), filters }),
             );
         }
-        let stale: Vec<&str> =
-            known.iter().map(String::as_str).filter(|known| wanted.iter().all(|one| one.filter != *known)).collect();
+        let stale: Vec<&str> = known
+            .iter()
+            .map(String::as_str)
+            .filter(|known| *known != MET && wanted.iter().all(|one| one.filter != *known))
+            .collect();
         if !stale.is_empty() {
             let properties = UnsubscribeProperties::default();
             put(out, &Packet::Unsubscribe(Unsubscribe { packet_id: UNSUBSCRIBE_ID, properties, filters: stale }));

@@ -28,7 +28,7 @@ mod topics;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -38,10 +38,10 @@ use tokio::task::JoinHandle;
 use self::election::{Election, Other, Turn};
 use self::local::{Joined, Local, LocalError, Room};
 use self::relay::{End, Foreign, Relay};
-use self::remote::{DialError, Introduction, Remote};
+use self::remote::{DialError, Introduction, Remote, WillTaken};
 use self::status::Status;
 use self::topics::Topics;
-use crate::codec::{ProtocolVersion, QoS, ReasonCode};
+use crate::codec::{PacketId, ProtocolVersion, QoS, ReasonCode};
 use crate::config::{self, Config, HostPort};
 use crate::ids::BrokerId;
 use crate::metrics::Sample;
@@ -56,6 +56,10 @@ const SUCCESS: Duration = Duration::from_secs(10);
 
 /// Between two looks at whose turn it is.
 const ELECTION_INTERVAL: Duration = Duration::from_millis(250);
+/// Whoever closes the connection so often in a row when it is told that a bridge comes does not understand that.
+const CLOSED_PRIVATE_MAX: u32 = 3;
+/// For the release of what is in flight at a foreign broker: 256 KiB each way.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(120);
 /// A packet with a longer topic may need longer lengths.
 const GROWTH_OF_LENGTHS: usize = 3;
 
@@ -92,8 +96,10 @@ struct Running {
 
 impl Bridges {
     /// Starts what `config` names, on the current runtime. In a mesh each is served by one of the brokers that `reachable` names and that have it.
+    ///
+    /// `knows_others`: the disk knows of other members.
     #[must_use]
-    pub fn start(config: &Config, router: &Arc<Router>, reachable: Option<&Reachable>) -> Self {
+    pub fn start(config: &Config, router: &Arc<Router>, reachable: Option<&Reachable>, knows_others: bool) -> Self {
         let (mut all, mut tasks) = (Vec::new(), Vec::new());
         for one in &config.bridges {
             let bridge = Bridge::new(config, one, Arc::clone(router));
@@ -103,12 +109,13 @@ impl Bridges {
             all.push(Running { turn: Arc::clone(&turn), status: Arc::clone(&bridge.status) });
             if let Some((reachable, registers)) = mesh {
                 let claim = BridgeClaim { priority: one.priority, since_ms: 0, has_session: bridge.local.is_there() };
-                let election = Election::new(registers.own_id(), claim, one.takeover_after);
+                let election = Election::new(registers.own_id(), claim, one.takeover_after, knows_others);
                 let candidate = Candidate {
                     name: one.name.clone(),
                     election,
                     registers: Arc::clone(registers),
                     reachable: Arc::clone(reachable),
+                    doubt: Arc::clone(&bridge.doubt),
                 };
                 tasks.push(task::spawn("bridge election", candidate.run(turn)));
             }
@@ -148,6 +155,16 @@ struct Candidate {
     election: Election,
     registers: Arc<Registers>,
     reachable: Reachable,
+    doubt: Arc<Doubt>,
+}
+
+/// Whether another broker may speak to the foreign one as this bridge.
+#[derive(Debug, Default)]
+struct Doubt {
+    /// It may have done so before this one began.
+    has_been: AtomicBool,
+    /// It may do so now: it is out of reach.
+    is_now: AtomicBool,
 }
 
 impl Candidate {
@@ -155,9 +172,15 @@ impl Candidate {
     async fn run(mut self, turn: Arc<watch::Sender<Turn>>) {
         let mut told = None;
         while *turn.borrow() != Turn::Stop {
-            let others = self.others();
+            let reachable = (self.reachable)();
+            let others = self.others(&reachable);
+            let is_alone = reachable.len() <= 1;
             let unix_ms = u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX);
-            let decided = self.election.decide(&others, unix_ms, clock::now());
+            let decided = self.election.decide(&others, is_alone, unix_ms, clock::now());
+            self.doubt.is_now.store(others.iter().any(|other| !other.is_reachable), Ordering::Relaxed);
+            if std::mem::take(&mut self.election.is_in_doubt) {
+                self.doubt.has_been.store(true, Ordering::Relaxed);
+            }
             if told != Some(self.election.claim) {
                 self.registers.own().tell_bridge(&self.name, self.election.claim);
                 told = Some(self.election.claim);
@@ -174,8 +197,7 @@ impl Candidate {
         }
     }
 
-    fn others(&self) -> Vec<Other> {
-        let reachable = (self.reachable)();
+    fn others(&self, reachable: &BTreeSet<BrokerId>) -> Vec<Other> {
         let said = self.registers.look_up(&Key::Bridge(self.name.as_str().into())).into_iter();
         said.filter_map(|(id, value)| match value {
             Value::Bridge(claim) => Some(Other { id, claim, is_reachable: reachable.contains(&id) }),
@@ -197,6 +219,11 @@ struct Bridge {
     local: Local,
     router: Arc<Router>,
     status: Arc<Status>,
+    doubt: Arc<Doubt>,
+    /// What of a will the foreign broker takes, as far as is known.
+    will: Mutex<WillTaken>,
+    /// So often in a row it closed the connection when it was told that a bridge comes.
+    closed_private: AtomicU32,
     /// The foreign broker does not understand that a bridge comes.
     refuses_private: AtomicBool,
     /// The foreign broker has the subscriptions of this configuration, as long as it has the session.
@@ -218,6 +245,9 @@ impl Bridge {
             local: Local::new(Arc::clone(&router), one.client_id_at(config), config.limits.max_inflight_messages, one.cleansession),
             router,
             status: Arc::new(Status::new(&one.name)),
+            doubt: Arc::default(),
+            will: Mutex::default(),
+            closed_private: AtomicU32::new(0),
             refuses_private: AtomicBool::new(false),
             is_subscribed: AtomicBool::new(false),
             address: AtomicUsize::new(0),
@@ -281,13 +311,64 @@ impl Bridge {
 
     /// Connects, and carries messages for as long as it lasts.
     async fn attempt(&self, turns: &mut watch::Receiver<Turn>) -> Result<End, Trouble> {
+        if self.doubt.has_been.load(Ordering::Relaxed) {
+            self.local.part().await?;
+            self.doubt.has_been.store(false, Ordering::Relaxed);
+        }
         // The session here waits before the foreign broker is there.
         self.local.prepare(&self.topics).await?;
-        let remote = tokio::select! {
-            remote = self.reach() => remote?,
-            () = is_over(turns) => return Ok(End::Told),
+        let Some(mut remote) = self.reach_for(turns).await? else { return Ok(End::Told) };
+        if remote.session_present && !self.local.is_met() && self.topics.local().iter().any(|one| one.qos == QoS::ExactlyOnce) {
+            match self.release(remote, turns.clone()).await? {
+                End::Released => self.local.meet().await?,
+                end => return Ok(end),
+            }
+            let Some(again) = self.reach_for(turns).await? else { return Ok(End::Told) };
+            remote = again;
+        }
+        self.local.meet().await?;
+        let version = remote.version;
+        let end = self.serve(remote, turns.clone()).await?;
+        // Before MQTT 5 nobody is told why.
+        let is_driven_away = match end {
+            End::RemoteSaid(reason) => reason == ReasonCode::SessionTakenOver,
+            End::RemoteClosed | End::Remote(_) => version != ProtocolVersion::V5 && self.doubt.is_now.load(Ordering::Relaxed),
+            _ => false,
         };
-        self.serve(remote, turns.clone()).await
+        if is_driven_away {
+            self.local.part().await?;
+        }
+        Ok(end)
+    }
+
+    async fn reach_for(&self, turns: &mut watch::Receiver<Turn>) -> Result<Option<Remote>, Trouble> {
+        tokio::select! {
+            remote = self.reach() => remote.map(Some),
+            () = is_over(turns) => Ok(None),
+        }
+    }
+
+    /// Has the foreign session forget what another has in flight there. The connection is of no use after that.
+    async fn release(&self, remote: Remote, mut turns: watch::Receiver<Turn>) -> Result<End, Trouble> {
+        let foreign = self.foreign(&remote, PacketId::MAX);
+        let mut relay = Relay::releasing(&self.topics, &self.status, foreign)?;
+        let (nobody, _other_end) = tokio::io::duplex(1);
+        let told = Box::pin(async move { is_over(&mut turns).await });
+        let ended = tokio::time::timeout(RELEASE_PATIENCE, relay.run(nobody, remote.stream, remote.rest, told)).await;
+        Ok(ended.unwrap_or(End::Silent))
+    }
+
+    fn foreign(&self, remote: &Remote, spare_id: PacketId) -> Foreign {
+        Foreign {
+            version: remote.version,
+            packet_bytes_max: self.packet_bytes_max,
+            retain: self.config.outgoing_retain && remote.takes_retained,
+            keep_alive: remote.keep_alive,
+            spare_id,
+            has_subscriptions: remote.version != ProtocolVersion::V5
+                && remote.session_present
+                && self.is_subscribed.load(Ordering::Relaxed),
+        }
     }
 
     /// The first foreign broker that lets the bridge in.
@@ -315,17 +396,29 @@ impl Bridge {
             notification_topic: self.notification_topic.as_deref(),
             packet_bytes_max: self.packet_bytes_max,
             is_private,
+            will: *self.will.lock(),
         };
         let is_private = Introduction::knows_private(&self.config) && !self.refuses_private.load(Ordering::Relaxed);
         let mut dialled = introduce(is_private).dial(address).await;
-        let is_refused = |error: &DialError| match error {
-            DialError::Refused(reason) => *reason == ReasonCode::UnsupportedProtocolVersion,
-            DialError::Closed => true,
-            _ => false,
-        };
-        if is_private && dialled.as_ref().err().is_some_and(is_refused) {
-            dialled = introduce(false).dial(address).await;
-            self.refuses_private.store(dialled.is_ok(), Ordering::Relaxed);
+        if is_private {
+            let (is_refused, is_closed) = match &dialled {
+                Err(DialError::Refused(reason)) => (*reason == ReasonCode::UnsupportedProtocolVersion, false),
+                Err(DialError::Closed) => (false, true),
+                _ => (false, false),
+            };
+            // Whoever closes may just have been starting.
+            let closed = if is_closed { self.closed_private.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+            self.closed_private.store(closed.min(CLOSED_PRIVATE_MAX), Ordering::Relaxed);
+            if is_refused || closed >= CLOSED_PRIVATE_MAX {
+                dialled = introduce(false).dial(address).await;
+                self.refuses_private.store(is_refused && dialled.is_ok(), Ordering::Relaxed);
+            }
+        }
+        // A will that is more than it takes is refused with all of CONNECT [MQTT-3.2.2-12], [MQTT-3.2.2-13]: the next one is less.
+        match &dialled {
+            Err(DialError::Refused(ReasonCode::QoSNotSupported)) => self.will.lock().qos = QoS::AtMostOnce,
+            Err(DialError::Refused(ReasonCode::RetainNotSupported)) => self.will.lock().is_there = false,
+            _ => {}
         }
         dialled
     }
@@ -342,19 +435,7 @@ impl Bridge {
         };
         let Joined { client, pipe, first } = self.local.join(&self.topics, room, !remote.session_present).await?;
         let spare_id = client.subscriber().lock().outbound.spare_id();
-        let foreign = Foreign {
-            version: remote.version,
-            packet_bytes_max: self.packet_bytes_max,
-            retain: self.config.outgoing_retain && remote.takes_retained,
-            keep_alive: remote.keep_alive,
-            spare_id,
-            has_stale_ids: remote.session_present
-                && self.local.is_new()
-                && self.topics.local().iter().any(|one| one.qos == QoS::ExactlyOnce),
-            has_subscriptions: remote.version != ProtocolVersion::V5
-                && remote.session_present
-                && self.is_subscribed.load(Ordering::Relaxed),
-        };
+        let foreign = self.foreign(&remote, spare_id);
         let mut relay = Relay::new(&self.topics, &self.status, foreign, self.config.attempt_unsubscribe)?;
         relay.to_local = first;
         if let Some(topic) = self.notification_topic.as_deref().filter(|_| remote.takes_retained) {
@@ -365,9 +446,6 @@ impl Bridge {
         let relayed = async {
             let end = relay.run(pipe, remote.stream, remote.rest, told).await;
             self.is_subscribed.store(relay.is_subscribed, Ordering::Relaxed);
-            if !relay.is_sweeping() {
-                self.local.was_met();
-            }
             end
         };
         let (end, ()) = tokio::join!(relayed, client.serve());

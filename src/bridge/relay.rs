@@ -4,7 +4,8 @@
 //! what one side sends under an identifier, the other acknowledges under it. The relay remembers nothing of a message, and nothing is lost or doubled
 //! when it ends in the middle, whoever ends it. What it says itself is SUBSCRIBE, UNSUBSCRIBE, PINGREQ, and the answer to messages that do not cross.
 //!
-//! One side is read from only while what goes to the other is being written, so a slow side slows the other and nothing grows.
+//! One side is read from only while what goes to the other is being written, and the foreign one only while it takes what it is answered, so a slow
+//! side slows the other and nothing grows.
 //!
 //! Invariant: a message is acknowledged by the relay itself only if it matches no topic of the bridge, or is none that the other side could have; that is
 //! counted.
@@ -17,18 +18,20 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::status::Status;
-use super::topics::Topics;
+use super::topics::{Topics, Wanted};
 use crate::clock;
 use crate::codec::{
     self, Ack, AckProperties, DecodeError, EncodeError, Packet, PacketId, ProtocolVersion, Publish, PublishProperties, QoS,
-    ReasonCode, RetainHandling, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionIds, SubscriptionOptions, Unsubscribe,
-    UnsubscribeProperties,
+    ReasonCode, RetainHandling, SubAck, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionIds, SubscriptionOptions,
+    Unsubscribe, UnsubscribeProperties,
 };
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, PACKET_BYTES_MAX, READ_BYTES};
 use crate::router::is_system;
 
 /// So much waits to be written to one side before the other is not read from.
 const UNWRITTEN_BYTES_MAX: usize = 256 * 1024;
+/// Filters of one SUBSCRIBE or UNSUBSCRIBE: there are servers that take no more.
+const FILTERS_AT_ONCE: usize = 8;
 /// A buffer that is larger is given back when it is empty.
 const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
@@ -65,6 +68,9 @@ pub(super) enum End {
     /// The same, with a reason.
     #[error("this broker says to the bridge's session: {0}")]
     LocalSaid(ReasonCode),
+    /// Not the end of a bridge: the foreign broker has nothing any more of what was in flight.
+    #[error("what was in flight is released there")]
+    Released,
     /// A message could not be taken here: it is not acknowledged, and comes again.
     #[error("this broker cannot take a message now: {0}")]
     LocalFull(ReasonCode),
@@ -82,9 +88,6 @@ pub(super) struct Foreign {
     pub(super) keep_alive: Duration,
     /// Under which SUBSCRIBE and UNSUBSCRIBE go to it; no message in flight has it.
     pub(super) spare_id: PacketId,
-    /// It still has a session of which this broker knows nothing: what was in flight to it must be released there before its identifiers are used
-    /// again, or a new message would be taken for the repeat of an old one.
-    pub(super) has_stale_ids: bool,
     /// It still has the subscriptions that were made before. MQTT 3.1.1 would answer to new ones with all that is retained.
     pub(super) has_subscriptions: bool,
 }
@@ -95,15 +98,29 @@ pub(super) struct Relay<'a> {
     topics: &'a Topics,
     status: &'a Status,
     foreign: Foreign,
-    unsubscribes: bool,
     pub(super) to_local: Vec<u8>,
     pub(super) to_remote: Vec<u8>,
-    /// Identifiers whose PUBCOMP is for the relay itself. Until all have come nothing of this side crosses: should the connection end before, all is
-    /// released again, and nothing with it that is in flight.
+    /// Bytes of `to_remote` that were caused by what it says, since all was written last.
+    answered: usize,
+    /// Bytes of a packet that is too large that are still to come.
+    too_large: usize,
+    /// Identifiers whose PUBCOMP is awaited; while there are some nothing crosses, either way. See [`Self::releasing`].
     sweeping: BTreeSet<PacketId>,
     topic: String,
-    /// SUBACK has come.
+    asked: Asked<'a>,
+    /// It has all subscriptions of this configuration.
     pub(super) is_subscribed: bool,
+}
+
+/// What the foreign side is still asked for, some filters at a time.
+#[derive(Debug, Default)]
+struct Asked<'a> {
+    subscribe: Vec<Wanted<'a>>,
+    unsubscribe: Vec<&'a str>,
+    /// What it has not answered yet: filters at the end of `subscribe`, or of `unsubscribe`.
+    subscribing: usize,
+    unsubscribing: usize,
+    is_refused: bool,
 }
 
 impl<'a> Relay<'a> {
@@ -112,67 +129,103 @@ impl<'a> Relay<'a> {
     /// # Errors
     /// When the filters do not fit a packet.
     pub(super) fn new(topics: &'a Topics, status: &'a Status, foreign: Foreign, unsubscribes: bool) -> Result<Self, End> {
-        let mut relay = Self {
+        let mut relay = Self::silent(topics, status, foreign);
+        relay.is_subscribed = foreign.has_subscriptions;
+        // They are taken from the end.
+        relay.asked.subscribe = topics.remote().into_iter().rev().filter(|_| !foreign.has_subscriptions).collect();
+        relay.asked.unsubscribe =
+            topics.remote_unwanted().into_iter().filter(|_| unsubscribes && !foreign.has_subscriptions).collect();
+        relay.ask()?;
+        Ok(relay)
+    }
+
+    fn silent(topics: &'a Topics, status: &'a Status, foreign: Foreign) -> Self {
+        Self {
             topics,
             status,
             foreign,
-            unsubscribes,
             to_local: Vec::new(),
             to_remote: Vec::new(),
+            answered: 0,
+            too_large: 0,
             sweeping: BTreeSet::new(),
             topic: String::new(),
+            asked: Asked::default(),
             is_subscribed: false,
-        };
-        if foreign.has_stale_ids {
-            relay.sweep()?;
         }
-        if foreign.has_subscriptions {
-            relay.is_subscribed = true;
-        } else {
-            relay.subscribe()?;
+    }
+
+    /// Only releases whatever the foreign session has received of another's and this broker knows nothing of: a new message would be taken for the
+    /// repeat of an old one. Ends with [`End::Released`]; what comes meanwhile is not answered and comes again on the next connection.
+    ///
+    /// PUBREL of what was not received is answered all the same (MQTT 5.0 section 4.3.3; 3.1.1, section 4.3.3).
+    ///
+    /// # Errors
+    /// None that is known: these packets fit.
+    pub(super) fn releasing(topics: &'a Topics, status: &'a Status, foreign: Foreign) -> Result<Self, End> {
+        let mut relay = Self::silent(topics, status, foreign);
+        relay.sweeping = (1..=u16::MAX).filter_map(PacketId::new).collect();
+        for id in 1..=u16::MAX {
+            let Some(id) = PacketId::new(id) else { continue };
+            codec::encode(&mut relay.to_remote, foreign.version, &Packet::PubRel(Ack::success(id)))?;
         }
         Ok(relay)
     }
 
-    /// PUBREL of what was not received is answered all the same (MQTT 5.0 section 4.3.3; 3.1.1, section 4.3.3).
-    fn sweep(&mut self) -> Result<(), End> {
-        for id in 1..=u16::MAX {
-            let Some(id) = PacketId::new(id) else { continue };
-            codec::encode(&mut self.to_remote, self.foreign.version, &Packet::PubRel(Ack::success(id)))?;
-        }
-        self.sweeping = (1..=u16::MAX).filter_map(PacketId::new).collect();
-        Ok(())
-    }
-
-    /// Whether the foreign broker may still know identifiers of a former session.
-    pub(super) fn is_sweeping(&self) -> bool {
+    fn is_sweeping(&self) -> bool {
         !self.sweeping.is_empty()
     }
 
-    fn subscribe(&mut self) -> Result<(), End> {
-        let wanted = self.topics.remote();
-        if wanted.is_empty() {
-            return self.unsubscribe();
+    /// The next SUBSCRIBE or UNSUBSCRIBE; each waits for the answer to the last, for there is one identifier.
+    fn ask(&mut self) -> Result<(), End> {
+        let packet_id = self.foreign.spare_id;
+        let asked = &mut self.asked;
+        let next = |len: usize| len.saturating_sub(FILTERS_AT_ONCE);
+        if !asked.subscribe.is_empty() {
+            let options = |qos| SubscriptionOptions {
+                qos,
+                no_local: true,
+                retain_as_published: true,
+                retain_handling: RetainHandling::SendIfNew,
+            };
+            let these = asked.subscribe.get(next(asked.subscribe.len())..).unwrap_or_default();
+            asked.subscribing = these.len();
+            let filters = these.iter().map(|one| SubscribeFilter { filter: one.filter, options: options(one.qos) }).collect();
+            let packet = Subscribe { packet_id, properties: SubscribeProperties::default(), filters };
+            return Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Subscribe(packet))?);
         }
-        let options = |qos| SubscriptionOptions {
-            qos,
-            no_local: true,
-            retain_as_published: true,
-            retain_handling: RetainHandling::SendIfNew,
-        };
-        let filters = wanted.iter().map(|one| SubscribeFilter { filter: one.filter, options: options(one.qos) }).collect();
-        let packet = Subscribe { packet_id: self.foreign.spare_id, properties: SubscribeProperties::default(), filters };
-        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Subscribe(packet))?)
-    }
-
-    fn unsubscribe(&mut self) -> Result<(), End> {
-        self.is_subscribed = true;
-        let filters = self.topics.remote_unwanted();
-        if filters.is_empty() || !self.unsubscribes {
+        self.is_subscribed = !asked.is_refused;
+        if asked.unsubscribe.is_empty() {
             return Ok(());
         }
-        let packet = Unsubscribe { packet_id: self.foreign.spare_id, properties: UnsubscribeProperties::default(), filters };
+        let these = asked.unsubscribe.get(next(asked.unsubscribe.len())..).unwrap_or_default();
+        asked.unsubscribing = these.len();
+        let packet = Unsubscribe { packet_id, properties: UnsubscribeProperties::default(), filters: these.to_vec() };
         Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Unsubscribe(packet))?)
+    }
+
+    fn subscribed(&mut self, answer: &SubAck<'_>) -> Result<(), End> {
+        let count = std::mem::take(&mut self.asked.subscribing);
+        if count == 0 || answer.packet_id != self.foreign.spare_id {
+            return Ok(());
+        }
+        let these = self.asked.subscribe.split_off(self.asked.subscribe.len().saturating_sub(count));
+        for (one, reason) in these.iter().zip(&answer.reasons).filter(|(_, reason)| reason.is_error()) {
+            self.asked.is_refused = true;
+            if let Some(left_out) = self.status.log_rate.permit("subscription", clock::now()) {
+                tracing::warn!(filter = one.filter, %reason, left_out, "the foreign broker refuses a subscription of the bridge");
+            }
+        }
+        self.ask()
+    }
+
+    fn unsubscribed(&mut self, id: PacketId) -> Result<(), End> {
+        let count = std::mem::take(&mut self.asked.unsubscribing);
+        if count == 0 || id != self.foreign.spare_id {
+            return Ok(());
+        }
+        self.asked.unsubscribe.truncate(self.asked.unsubscribe.len().saturating_sub(count));
+        self.ask()
     }
 
     /// Tells the foreign side, retained, that the bridge is there.
@@ -214,22 +267,22 @@ impl<'a> Relay<'a> {
     /// # Errors
     /// When the bridge has to end.
     pub(super) fn hear_remote(&mut self, packet: &Packet<'_>) -> Result<(), End> {
+        if self.is_sweeping() {
+            return match packet {
+                Packet::Disconnect(disconnect) => Err(End::RemoteSaid(disconnect.reason)),
+                Packet::PubComp(ack) if self.sweeping.remove(&ack.packet_id) && !self.is_sweeping() => Err(End::Released),
+                _ => Ok(()),
+            };
+        }
         match packet {
             Packet::Publish(publish) => self.inward(publish),
             Packet::PubAck(ack) => self.acknowledge_inward(Packet::PubAck, ack),
             Packet::PubRec(ack) => self.acknowledge_inward(Packet::PubRec, ack),
             Packet::PubRel(ack) => self.acknowledge_inward(Packet::PubRel, ack),
-            Packet::PubComp(ack) if self.sweeping.remove(&ack.packet_id) => Ok(()),
             Packet::PubComp(ack) => self.acknowledge_inward(Packet::PubComp, ack),
-            Packet::SubAck(answer) => {
-                for (one, reason) in self.topics.remote().iter().zip(&answer.reasons) {
-                    if reason.is_error() {
-                        tracing::warn!(filter = one.filter, %reason, "the foreign broker refuses a subscription of the bridge");
-                    }
-                }
-                self.unsubscribe()
-            }
-            Packet::UnsubAck(_) | Packet::PingResp => Ok(()),
+            Packet::SubAck(answer) => self.subscribed(answer),
+            Packet::UnsubAck(answer) => self.unsubscribed(answer.packet_id),
+            Packet::PingResp => Ok(()),
             Packet::Disconnect(disconnect) => Err(End::RemoteSaid(disconnect.reason)),
             other => Err(End::Unexpected(other.packet_type())),
         }
@@ -239,45 +292,61 @@ impl<'a> Relay<'a> {
         if !self.topics.outward(publish.topic, &mut self.topic) {
             return self.answer_local(publish);
         }
-        self.status.sent.add(1);
         let crossing = Publish { topic: &self.topic, retain: publish.retain && self.foreign.retain, ..*publish };
-        Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Publish(crossing))?)
+        if codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Publish(crossing)).is_err() {
+            return self.answer_local(publish);
+        }
+        self.status.sent.add(1);
+        Ok(())
     }
 
     fn inward(&mut self, publish: &Publish<'_>) -> Result<(), End> {
         self.status.received.add(1);
         // What could never be taken here would come again and again.
         if !self.topics.inward(publish.topic, &mut self.topic) || is_system(&self.topic) || has_too_many_properties(publish) {
-            return self.answer_remote(publish);
+            return self.answer_remote(publish.qos, publish.packet_id);
         }
         // Identifiers of subscriptions are the bridge's own affair [MQTT-3.3.4-6].
         let properties =
             PublishProperties { topic_alias: None, subscription_ids: SubscriptionIds::default(), ..publish.properties };
         let crossing = Publish { topic: &self.topic, properties, ..*publish };
-        Ok(codec::encode(&mut self.to_local, ProtocolVersion::V5, &Packet::Publish(crossing))?)
+        match codec::encode(&mut self.to_local, ProtocolVersion::V5, &Packet::Publish(crossing)) {
+            Ok(()) => Ok(()),
+            Err(_) => self.answer_remote(publish.qos, publish.packet_id),
+        }
     }
 
     /// The message does not cross. Of QoS 2 the rest of the exchange crosses as ever: who has not received a message answers PUBREL all the same.
     fn answer_local(&mut self, publish: &Publish<'_>) -> Result<(), End> {
-        self.status.refused.add(1);
-        answer(&mut self.to_local, ProtocolVersion::V5, publish)
+        self.refused("to the foreign broker", ReasonCode::TopicNameInvalid);
+        answer(&mut self.to_local, ProtocolVersion::V5, publish.qos, publish.packet_id)
     }
 
     /// See [`Self::answer_local`].
-    fn answer_remote(&mut self, publish: &Publish<'_>) -> Result<(), End> {
+    fn answer_remote(&mut self, qos: QoS, id: Option<PacketId>) -> Result<(), End> {
+        self.refused("from the foreign broker", ReasonCode::TopicNameInvalid);
+        answer(&mut self.to_remote, self.foreign.version, qos, id)
+    }
+
+    /// A message does not cross, and will not.
+    fn refused(&self, which: &'static str, reason: ReasonCode) {
         self.status.refused.add(1);
-        answer(&mut self.to_remote, self.foreign.version, publish)
+        if let Some(left_out) = self.status.log_rate.permit(which, clock::now()) {
+            let bridge = self.status.name();
+            tracing::warn!(bridge, which, %reason, left_out, "a message does not cross the bridge and is dropped");
+        }
     }
 
     fn acknowledge_outward(&mut self, kind: impl Fn(Ack<'static>) -> Packet<'static>, ack: &Ack<'_>) -> Result<(), End> {
+        if is_refusal(&kind, ack) {
+            self.refused("from the foreign broker", ack.reason);
+        }
         put_ack(&mut self.to_remote, self.foreign.version, kind, ack)
     }
 
     fn acknowledge_inward(&mut self, kind: impl Fn(Ack<'static>) -> Packet<'static>, ack: &Ack<'_>) -> Result<(), End> {
-        let packet = kind(Ack::success(ack.packet_id));
-        if ack.reason.is_error() && matches!(packet, Packet::PubAck(_) | Packet::PubRec(_)) {
-            self.status.refused.add(1);
-            tracing::warn!(reason = %ack.reason, "the foreign broker refuses a message of the bridge, which is dropped");
+        if is_refusal(&kind, ack) {
+            self.refused("to the foreign broker", ack.reason);
         }
         put_ack(&mut self.to_local, ProtocolVersion::V5, kind, ack)
     }
@@ -299,6 +368,7 @@ impl<'a> Relay<'a> {
         let (mut remote_in, mut remote_out) = tokio::io::split(remote);
         let (mut from_local, mut from_remote) = (Vec::new(), rest);
         let (mut written_local, mut written_remote) = (0, 0);
+        let mut is_flushed = true;
         let mut life = Life::new(self.foreign.keep_alive, clock::now());
         if let Err(end) = self.take_remote(&mut from_remote) {
             return end;
@@ -316,11 +386,19 @@ impl<'a> Relay<'a> {
                     }
                     _ => return End::LocalClosed,
                 },
-                wrote = remote_out.write(to_remote), if !to_remote.is_empty() => match wrote {
-                    Ok(0) => return End::RemoteClosed,
-                    Ok(count) => {
+                wrote = write_or_flush(&mut remote_out, to_remote), if !to_remote.is_empty() || !is_flushed => match wrote {
+                    Ok(None) => {
+                        is_flushed = true;
+                        Ok(())
+                    }
+                    Ok(Some(0)) => return End::RemoteClosed,
+                    Ok(Some(count)) => {
                         written_remote += count;
                         trim(&mut self.to_remote, &mut written_remote);
+                        is_flushed = false;
+                        if self.to_remote.is_empty() {
+                            self.answered = 0;
+                        }
                         life.spoke(clock::now());
                         Ok(())
                     }
@@ -330,7 +408,7 @@ impl<'a> Relay<'a> {
                     Ok(count) if count > 0 => self.take_local(&mut from_local),
                     _ => return End::LocalClosed,
                 },
-                read = read(&mut remote_in, &mut from_remote), if to_local.len() < UNWRITTEN_BYTES_MAX => match read {
+                read = read(&mut remote_in, &mut from_remote), if to_local.len() < UNWRITTEN_BYTES_MAX && self.answered < UNWRITTEN_BYTES_MAX => match read {
                     Ok(0) => return End::RemoteClosed,
                     Ok(_) => {
                         life.heard(clock::now());
@@ -346,12 +424,6 @@ impl<'a> Relay<'a> {
             };
             if let Err(end) = taken {
                 return end;
-            }
-            // TLS keeps back what is not flushed; a flush of nothing costs nothing.
-            if self.to_remote.is_empty()
-                && let Err(error) = remote_out.flush().await
-            {
-                return End::Remote(error);
             }
         }
     }
@@ -370,14 +442,60 @@ impl<'a> Relay<'a> {
 
     fn take_remote(&mut self, input: &mut Vec<u8>) -> Result<(), End> {
         let Foreign { version, packet_bytes_max, .. } = self.foreign;
-        let mut taken = 0;
-        while let Some((packet, length)) = codec::decode(input.get(taken..).unwrap_or_default(), version, packet_bytes_max)? {
-            self.hear_remote(&packet)?;
-            taken += length;
+        let (mut taken, before) = (0, self.to_remote.len());
+        loop {
+            let rest = input.get(taken..).unwrap_or_default();
+            let passed = self.too_large.min(rest.len());
+            if passed > 0 {
+                (taken, self.too_large) = (taken + passed, self.too_large - passed);
+                continue;
+            }
+            match codec::decode(rest, version, packet_bytes_max) {
+                Ok(Some((packet, length))) => {
+                    self.hear_remote(&packet)?;
+                    taken += length;
+                }
+                Ok(None) => break,
+                // Before MQTT 5 nobody was told what is too large, and it would come again and again.
+                Err(error @ DecodeError::PacketTooLarge { bytes, .. }) => {
+                    let Some((qos, id)) = large_message(rest).ok_or(error)? else { break };
+                    self.too_large = bytes;
+                    if !self.is_sweeping() {
+                        self.status.received.add(1);
+                        self.answer_remote(qos, id)?;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         give_back(input, taken);
+        self.answered += self.to_remote.len() - before;
         Ok(())
     }
+}
+
+/// QoS and identifier of a PUBLISH of which the front is here; inner `None`: more of it is needed. `None`: it is no PUBLISH.
+fn large_message(front: &[u8]) -> Option<Option<(QoS, Option<PacketId>)>> {
+    let first = *front.first()?;
+    let qos = match (first >> 4, first >> 1 & 3) {
+        (3, 0) => return Some(Some((QoS::AtMostOnce, None))),
+        (3, 1) => QoS::AtLeastOnce,
+        (3, 2) => QoS::ExactlyOnce,
+        _ => return None,
+    };
+    // Behind a length of at most four bytes that was decoded already.
+    let number = |at: usize| Some(u16::from_be_bytes([*front.get(at)?, *front.get(at + 1)?]));
+    let topic_at = front.iter().skip(1).position(|byte| byte & 0x80 == 0)? + 2;
+    let id = number(topic_at).and_then(|topic| number(topic_at + 2 + usize::from(topic)));
+    match id.map(PacketId::new) {
+        None => Some(None),
+        Some(None) => None,
+        Some(id) => Some(Some((qos, id))),
+    }
+}
+
+fn is_refusal(kind: impl Fn(Ack<'static>) -> Packet<'static>, ack: &Ack<'_>) -> bool {
+    ack.reason.is_error() && matches!(kind(Ack::success(ack.packet_id)), Packet::PubAck(_) | Packet::PubRec(_))
 }
 
 /// Whether they are more than a message may have here.
@@ -385,6 +503,11 @@ fn has_too_many_properties(publish: &Publish<'_>) -> bool {
     let mut properties = Vec::new();
     !publish.properties.is_forwardable_empty()
         && (publish.properties.forward_into(&mut properties).is_err() || properties.len() > FORWARDED_PROPERTIES_BYTES_MAX)
+}
+
+/// Bytes that were written; where there are none to be written, what TLS keeps back is sent. May be dropped in the middle.
+async fn write_or_flush(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<Option<usize>> {
+    if bytes.is_empty() { to.flush().await.map(|()| None) } else { to.write(bytes).await.map(Some) }
 }
 
 async fn read(from: &mut (impl AsyncRead + Unpin), into: &mut Vec<u8>) -> std::io::Result<usize> {
@@ -419,8 +542,8 @@ fn put_ack(
     Ok(codec::encode(out, version, &kind(ack))?)
 }
 
-fn answer(out: &mut Vec<u8>, version: ProtocolVersion, publish: &Publish<'_>) -> Result<(), End> {
-    let packet = match (publish.qos, publish.packet_id) {
+fn answer(out: &mut Vec<u8>, version: ProtocolVersion, qos: QoS, id: Option<PacketId>) -> Result<(), End> {
+    let packet = match (qos, id) {
         (QoS::AtLeastOnce, Some(id)) => Packet::PubAck(Ack::success(id)),
         (QoS::ExactlyOnce, Some(id)) => Packet::PubRec(Ack::success(id)),
         _ => return Ok(()),
@@ -488,6 +611,11 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use tokio::io::ReadBuf;
+
     use super::*;
 
     const V5: ProtocolVersion = ProtocolVersion::V5;
@@ -504,7 +632,6 @@ mod tests {
             retain: true,
             keep_alive: Duration::from_secs(10),
             spare_id: id(900),
-            has_stale_ids: false,
             has_subscriptions: false,
         }
     }
@@ -619,20 +746,119 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_that_the_foreign_broker_may_still_know_are_released_first() {
-        let (topics, status) = (topics(&["# out 2"]), Status::new("b"));
-        let mut relay = Relay::new(&topics, &status, Foreign { has_stale_ids: true, ..foreign(V5) }, false).unwrap();
+    fn identifiers_that_the_foreign_broker_may_still_know_are_released_and_nothing_crosses() {
+        let (topics, status) = (topics(&["# both 2"]), Status::new("b"));
+        let mut relay = Relay::releasing(&topics, &status, foreign(V5)).unwrap();
         let all = said(&mut relay.to_remote, V5);
         assert_eq!((all.len(), all[0].as_str(), all[65_534].as_str()), (65_535, "PUBREL 1 0x0", "PUBREL 65535 0x0"));
-        for n in 1..=u16::MAX {
-            assert!(relay.is_sweeping());
+        relay.hear_remote(&Packet::Publish(publish("a", QoS::AtLeastOnce, 1))).unwrap();
+        for n in 1..u16::MAX {
             let unknown = Ack { reason: ReasonCode::PacketIdentifierNotFound, ..Ack::success(id(n)) };
             relay.hear_remote(&Packet::PubComp(unknown)).unwrap();
+            relay.hear_remote(&Packet::PubComp(unknown)).unwrap();
         }
-        assert!(!relay.is_sweeping() && relay.to_local.is_empty());
-        relay.hear_remote(&Packet::PubRec(Ack::success(id(1)))).unwrap();
-        relay.hear_remote(&Packet::PubComp(Ack::success(id(1)))).unwrap();
-        assert_eq!(said(&mut relay.to_local, V5), ["PUBREC 1 0x0", "PUBCOMP 1 0x0"]);
+        assert!(matches!(relay.hear_remote(&Packet::PubComp(Ack::success(id(u16::MAX)))), Err(End::Released)));
+        assert!(relay.to_local.is_empty() && relay.to_remote.is_empty());
+    }
+
+    #[test]
+    fn filters_are_asked_for_a_few_at_a_time_and_an_answer_counts_once() {
+        let lines: Vec<String> = (0..20).map(|n| format!("{n:02} {} 1", if n < 10 { "in" } else { "out" })).collect();
+        let (topics, status) = (topics(&lines.iter().map(String::as_str).collect::<Vec<_>>()), Status::new("b"));
+        for (refusal, is_subscribed) in [(ReasonCode::GrantedQoS1, true), (ReasonCode::QuotaExceeded, false)] {
+            let mut relay = Relay::new(&topics, &status, foreign(V5), true).unwrap();
+            let suback = |n, reason| {
+                Packet::SubAck(SubAck { packet_id: id(n), properties: AckProperties::default(), reasons: vec![reason; 8] })
+            };
+            assert_eq!(said(&mut relay.to_remote, V5), ["SUBSCRIBE 900 07 06 05 04 03 02 01 00"]);
+            relay.hear_remote(&suback(900, refusal)).unwrap();
+            assert_eq!(said(&mut relay.to_remote, V5), ["SUBSCRIBE 900 09 08"]);
+            assert!(!relay.is_subscribed);
+            relay.hear_remote(&suback(900, ReasonCode::GrantedQoS1)).unwrap();
+            assert_eq!(said(&mut relay.to_remote, V5), ["UNSUBSCRIBE 900 12 13 14 15 16 17 18 19"]);
+            // Whoever says it again and again gets nothing for it.
+            relay.hear_remote(&suback(900, ReasonCode::GrantedQoS1)).unwrap();
+            relay.hear_remote(&suback(900, ReasonCode::GrantedQoS1)).unwrap();
+            assert!(relay.to_remote.is_empty());
+            assert_eq!(relay.is_subscribed, is_subscribed);
+        }
+    }
+
+    #[test]
+    fn a_packet_that_is_too_large_is_passed_over_and_acknowledged() {
+        for version in [V3, V5] {
+            let (topics, status) = (topics(&["# in 2"]), Status::new("b"));
+            let mut relay = Relay::new(&topics, &status, foreign(version), false).unwrap();
+            said(&mut relay.to_remote, version);
+            let payload = vec![b'x'; 20_000];
+            let mut wire = Vec::new();
+            for (n, qos) in [(0, QoS::AtMostOnce), (1, QoS::AtLeastOnce), (2, QoS::ExactlyOnce)] {
+                let large = Publish { payload: &payload, ..publish("large", qos, n) };
+                codec::encode(&mut wire, version, &Packet::Publish(large)).unwrap();
+                codec::encode(&mut wire, version, &Packet::Publish(publish("small", qos, n + 10))).unwrap();
+            }
+            // However it is cut.
+            let mut input = Vec::new();
+            for byte in wire {
+                input.push(byte);
+                relay.take_remote(&mut input).unwrap();
+                assert!(input.len() < 100);
+            }
+            assert_eq!(said(&mut relay.to_remote, version), ["PUBACK 1 0x0", "PUBREC 2 0x0"]);
+            let small = ["PUBLISH small 0 None r0", "PUBLISH small 1 Some(11) r0", "PUBLISH small 2 Some(12) r0"];
+            assert_eq!(said(&mut relay.to_local, V5), small);
+            assert_eq!(status.refused.value(), 3);
+        }
+    }
+
+    /// Takes a little, and then nothing more; what is written is flushed never.
+    struct Stuck(tokio::io::DuplexStream);
+
+    impl AsyncRead for Stuck {
+        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+            Pin::new(&mut self.0).poll_read(cx, into)
+        }
+    }
+
+    impl AsyncWrite for Stuck {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+            Pin::new(&mut self.0).poll_write(cx, bytes)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_foreign_broker_that_takes_nothing_is_noticed_and_costs_no_memory() {
+        let (topics, status) = (topics(&["a in 2"]), Status::new("b"));
+        // It says nothing, and what TLS holds back is never flushed.
+        let keep_alive = Duration::from_millis(200);
+        let mut relay = Relay::new(&topics, &status, Foreign { keep_alive, ..foreign(V5) }, false).unwrap();
+        let ((near, _local), (far, _remote)) = (tokio::io::duplex(100), tokio::io::duplex(10_000));
+        let end = relay.run(near, Stuck(far), Vec::new(), Box::pin(std::future::pending())).await;
+        assert!(matches!(end, End::Silent), "{end}");
+        // It says much that is answered, and does not read.
+        let mut relay = Relay::new(&topics, &status, Foreign { keep_alive, ..foreign(V5) }, false).unwrap();
+        let ((near, _local), (far, mut remote)) = (tokio::io::duplex(100), tokio::io::duplex(10_000));
+        let mut packet = Vec::new();
+        codec::encode(&mut packet, V5, &Packet::Publish(publish("b", QoS::AtLeastOnce, 1))).unwrap();
+        let flood = packet.repeat(1_000);
+        let speak = async move { while remote.write_all(&flood).await.is_ok() {} };
+        let run = async {
+            let end = relay.run(near, far, Vec::new(), Box::pin(std::future::pending())).await;
+            assert!(matches!(end, End::Silent), "{end}");
+            assert!(relay.to_remote.len() < 2 * UNWRITTEN_BYTES_MAX, "{}", relay.to_remote.len());
+        };
+        tokio::select! {
+            () = run => {}
+            () = speak => panic!("it is read for ever"),
+        }
     }
 
     #[test]

@@ -93,6 +93,21 @@ pub(super) struct Introduction<'a> {
     pub(super) packet_bytes_max: u32,
     /// Whether to say that it is a bridge.
     pub(super) is_private: bool,
+    pub(super) will: WillTaken,
+}
+
+/// What of a will a foreign broker takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WillTaken {
+    pub(super) qos: QoS,
+    /// Whether any, as it is retained.
+    pub(super) is_there: bool,
+}
+
+impl Default for WillTaken {
+    fn default() -> Self {
+        Self { qos: QoS::AtLeastOnce, is_there: true }
+    }
 }
 
 impl Introduction<'_> {
@@ -182,10 +197,10 @@ impl Introduction<'_> {
             },
             _ => ConnectProperties::default(),
         };
-        let will = self.notification_topic.map(|topic| Will {
+        let will = self.notification_topic.filter(|_| self.will.is_there).map(|topic| Will {
             topic,
             payload: b"0",
-            qos: QoS::AtLeastOnce,
+            qos: self.will.qos,
             retain: true,
             properties: WillProperties::default(),
         });
@@ -215,8 +230,14 @@ mod tests {
     use super::*;
 
     fn introduced(bridge: &Bridge, is_private: bool) -> Vec<u8> {
-        let introduction =
-            Introduction { bridge, client_id: "m.b", notification_topic: Some("state"), packet_bytes_max: 1_000, is_private };
+        let introduction = Introduction {
+            bridge,
+            client_id: "m.b",
+            notification_topic: Some("state"),
+            packet_bytes_max: 1_000,
+            is_private,
+            will: WillTaken::default(),
+        };
         introduction.packet().unwrap()
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::log_rate::LogRate;
 use crate::metrics::{Counter, Sample};
 
 /// See the module's page.
@@ -22,6 +23,8 @@ pub(super) struct Status {
     pub(super) refused: Counter,
     /// Messages that waited here when another broker took the bridge over.
     pub(super) dropped: Counter,
+    /// Of lines that the foreign broker can cause.
+    pub(super) log_rate: LogRate,
 }
 
 impl Status {
@@ -36,7 +39,13 @@ impl Status {
             received: Counter::default(),
             refused: Counter::default(),
             dropped: Counter::default(),
+            log_rate: LogRate::default(),
         }
+    }
+
+    /// Of the bridge.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether this broker serves the bridge.

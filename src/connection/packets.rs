@@ -7,6 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::io::Scratch;
 use super::{Client, Fault};
+use crate::auth::Identity;
 use crate::codec::{
     self, Ack, AckProperties, Packet, PacketId, PacketType, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck,
 };
@@ -199,8 +200,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             Routed::NoMemory if publish.packet_id.is_some() && self.version != ProtocolVersion::V5 => {
                 Err(Fault::Close(ReasonCode::QuotaExceeded))
             }
+            // A bridge hands 0x97 on by ending its connection, so that the message comes again; this one would do so for ever.
+            Routed::NotRetained if self.is_bridge() => Ok(ReasonCode::ImplementationSpecificError),
             routed => Ok(routed.reason()),
         }
+    }
+
+    /// Whether a bridge of this broker speaks.
+    fn is_bridge(&self) -> bool {
+        self.connection.subscriber.access().is_some_and(|access| matches!(access.identity(), Identity::Bridge { .. }))
     }
 
     /// The session, locked, unless it has gone on at another broker: what of an exchange is not known there the client says again.
