@@ -68,7 +68,7 @@ impl LocalBatch {
     }
 
     /// To be called before the first QoS 1 or 2 message of the batch is delivered to local sessions, and before these are looked up: from then on until
-    /// [`Replication::publish`] nobody is [exclusive](super::Quiesce::exclusively).
+    /// [`leave`](Self::leave) nobody is [exclusive](super::Quiesce::exclusively).
     pub fn enter(&mut self, replication: &Replication) {
         if self.shared.is_none() {
             let shard = *self.shard.get_or_insert_with(|| replication.quiesce.shard());
@@ -76,8 +76,8 @@ impl LocalBatch {
         }
     }
 
-    /// All of it is in the rings.
-    pub(super) fn leave(&mut self) {
+    /// All of it is in the rings, and on its way to the disk: somebody may be exclusive.
+    pub fn leave(&mut self) {
         self.shared = None;
     }
 

@@ -410,7 +410,6 @@ impl Replication {
             }
             lane.wake();
         }
-        batch.leave();
         batch.published = published;
     }
 

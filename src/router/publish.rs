@@ -326,6 +326,10 @@ impl Router {
         }
         if let Some(journal) = &self.journal {
             journal.append(&mut batch.writes);
+        }
+        // Not before: whoever is exclusive then writes down what goes by what this batch did.
+        batch.mesh.leave();
+        if let Some(journal) = &self.journal {
             journal.kick();
         }
         batch.owners.drain(..).for_each(Waker::wake);

@@ -230,7 +230,7 @@ impl Subscriber {
     }
 
     /// All of it is there: `content` is what waited at the old broker, of which `is_in_it` says what else came here. From now on it is a session like
-    /// others, away. Gives the change with which it is safe, where it is to be.
+    /// others, away. Gives the change with which it is safe, where it is to be; the journal is to be kicked afterwards.
     pub(crate) fn settle(
         &self,
         content: MovedContent,
@@ -314,7 +314,6 @@ impl State {
         self.durable = Some(Box::new(durable));
         // Under the session's lock, and as a whole: whatever is said of it later comes behind.
         journal.append(&mut writes);
-        journal.kick();
         writes.take_number()
     }
 }

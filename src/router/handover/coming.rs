@@ -13,7 +13,7 @@ use crate::frame::Reader;
 use crate::ids::{BrokerId, MessageId};
 use crate::limits::HANDOVERS_LARGE_MAX;
 use crate::pressure::Level;
-use crate::replication::Covers;
+use crate::replication::{Covers, Replication};
 use crate::router::Router;
 use crate::router::deadlines::Due;
 use crate::session::{MovedContent, MovedHead, RESTORED_EPOCH, Rivalry, SessionExpiry, Subscriber, SubscriptionOptions};
@@ -218,35 +218,60 @@ impl Machine {
 
     /// Makes a session of this broker of it, once this broker has delivered as much as the old one had.
     fn install(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
+        let (router, now) = (turn.router, turn.now);
         let Some(coming) = self.coming.get_mut(client_id) else { return };
-        if !matches!(&coming.stage, Stage::CatchingUp { covers, .. } if turn.mesh.has_delivered(covers)) {
+        let Stage::CatchingUp { covers, .. } = &coming.stage else { return };
+        // A look that costs nobody anything; it may say so a moment too early.
+        if !turn.mesh.has_delivered(covers) || router.journal.as_ref().is_some_and(|journal| journal.is_behind()) {
             return;
         }
-        let (router, now, stamp) = (turn.router, turn.now, coming.stamp);
+        let stamp = coming.stamp;
         if router.newest_claim(client_id, now).is_some_and(|newest| newest > (stamp, turn.own)) {
             return self.stop_coming(turn, client_id, Verdict::Refused);
         }
-        let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(client_id)) else {
-            // It has begun anew here meanwhile.
-            return self.stop_coming(turn, client_id, Verdict::Proceed);
-        };
-        let Stage::CatchingUp { draft, content, covers, .. } = std::mem::replace(&mut coming.stage, Stage::Installed { number: 0 })
+        let Stage::CatchingUp { draft, content, covers, since } =
+            std::mem::replace(&mut coming.stage, Stage::Head(Pages::default()))
         else {
             return;
         };
         let Draft { subscriber, rivalry, was_connected } = draft;
-        let is_in_it = |id: &MessageId| covers.get(&id.origin_lane).is_some_and(|cover| id.sequence <= cover.id);
-        let number = subscriber.settle(content, is_in_it, stamp, router.journal.as_ref(), now);
-        let mut state = subscriber.lock();
-        (state.rivalry, state.taken_elsewhere) = (rivalry, was_connected);
-        let expiry = state.expiry;
-        let subscriptions = state.subscriptions.iter().filter(|(text, _)| topic::is_shared(text));
-        let shared: Vec<_> = subscriptions.map(|(text, options)| (text.clone(), options.clone())).collect();
-        shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
-        drop(state);
-        router.insert_filters(&subscriber, shared.iter());
+        // In one moment: nothing that the old one gave is half delivered here, nor half on the way to the disk.
+        let settle = |router: &Router, mesh: &Replication| {
+            if !mesh.has_delivered(&covers) {
+                return Err((Some(content), covers));
+            }
+            let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(client_id)) else { return Err((None, covers)) };
+            let is_in_it = |id: &MessageId| covers.get(&id.origin_lane).is_some_and(|cover| id.sequence <= cover.id);
+            let number = subscriber.settle(content, is_in_it, stamp, router.journal.as_ref(), now);
+            let mut state = subscriber.lock();
+            (state.rivalry, state.taken_elsewhere) = (rivalry, was_connected);
+            let expiry = state.expiry;
+            let subscriptions = state.subscriptions.iter().filter(|(text, _)| topic::is_shared(text));
+            let shared: Vec<_> = subscriptions.map(|(text, options)| (text.clone(), options.clone())).collect();
+            shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
+            drop(state);
+            if !shared.is_empty() {
+                router.insert_filters(&subscriber, shared.iter());
+            }
+            vacant.insert(Arc::clone(&subscriber));
+            Ok((number, expiry))
+        };
+        let (number, expiry) = match turn.quietly(settle) {
+            Ok(settled) => settled,
+            Err((content, covers)) => {
+                let draft = Draft { subscriber, rivalry, was_connected };
+                let has_begun_anew = content.is_none();
+                coming.stage = Stage::CatchingUp { draft, content: content.unwrap_or_default(), covers, since };
+                if has_begun_anew {
+                    self.stop_coming(turn, client_id, Verdict::Proceed);
+                }
+                return;
+            }
+        };
         coming.stage = Stage::Installed { number };
-        vacant.insert(Arc::clone(&subscriber));
+        if let Some(journal) = &router.journal {
+            journal.kick();
+        }
         router.metrics.sessions.change(1);
         router.subscriptions_changed(0);
         if let SessionExpiry::After(rest) = expiry {

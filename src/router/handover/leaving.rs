@@ -43,8 +43,9 @@ enum Stage {
     Head { pages: Vec<Bytes> },
     /// From where on the new broker takes in what is published, as far as it has said.
     Cut { parts: Vec<Option<Covers>> },
-    /// What is in it is on its way, and with it the right to go on with it.
-    Given { pages: Vec<Bytes> },
+    /// What is in it is on its way, and with it the right to go on with it, once all that it is made of is safe here with that change: what is not would be as if it had never
+    /// been, were this broker killed, but for this session.
+    Given { pages: Vec<Bytes>, number: u64, is_sent: bool },
 }
 
 /// What is left of a session that went: its subscriptions, until the new broker's are known everywhere.
@@ -54,6 +55,10 @@ pub(super) struct Ghost {
     subscriber: Arc<Subscriber>,
     filters: Vec<Box<str>>,
     since: Instant,
+    /// With which change it is safe that the session has ended here; none before its batch is.
+    number: Option<u64>,
+    /// The new broker has been told that.
+    is_told: bool,
 }
 
 impl Leaving {
@@ -63,7 +68,11 @@ impl Leaving {
 
     /// Whether this broker itself has to come further first.
     pub(super) fn waits_for_us(&self) -> bool {
-        matches!(&self.stage, Stage::Cut { parts } if parts.iter().all(Option::is_some))
+        match &self.stage {
+            Stage::Head { .. } => false,
+            Stage::Cut { parts } => parts.iter().all(Option::is_some),
+            Stage::Given { is_sent, .. } => !is_sent,
+        }
     }
 
     pub(super) fn is_given(&self) -> bool {
@@ -177,7 +186,7 @@ impl Machine {
         let (to, id) = line;
         let Some((_, leaving)) = self.leaving_of(line, turn.now) else { return turn.write(to, id, &Word::No(Why::Cancelled)) };
         let pages = match (&leaving.stage, part) {
-            (Stage::Head { pages }, Part::Head) | (Stage::Given { pages }, Part::Content) => pages,
+            (Stage::Head { pages }, Part::Head) | (Stage::Given { pages, is_sent: true, .. }, Part::Content) => pages,
             _ => return,
         };
         let count = pages.len() as u64;
@@ -219,15 +228,15 @@ impl Machine {
             return;
         }
         let subscriber = Arc::clone(&leaving.subscriber);
-        let line = (leaving.line.peer, leaving.line.id);
-        let look = |_: &Router, mesh: &Replication| {
+        let look = |router: &Router, mesh: &Replication| {
             let mut state = subscriber.lock();
             let Some(Moving::Leaving { left_behind }) = &mut state.moving else { return None };
             // What share groups give it from now on does not go along.
             left_behind.clear();
-            (!state.ended).then(|| (MovedContent::of(&state), mesh.delivered()))
+            let last = router.journal.as_ref().map_or(0, |journal| journal.last());
+            (!state.ended).then(|| (MovedContent::of(&state), mesh.delivered(), last))
         };
-        let Some((content, covers)) = turn.quietly(look) else { return self.forget_leaving(turn, client_id) };
+        let Some((content, covers, number)) = turn.quietly(look) else { return self.forget_leaving(turn, client_id) };
         let mut bytes = Vec::new();
         put_covers_before(&mut bytes, &covers);
         content.encode(turn.now, &mut bytes);
@@ -235,9 +244,22 @@ impl Machine {
             return self.stay(turn, client_id);
         }
         if let Some(leaving) = self.leaving.get_mut(client_id) {
-            leaving.stage = Stage::Given { pages: in_pages(bytes) };
+            leaving.stage = Stage::Given { pages: in_pages(bytes), number, is_sent: false };
             leaving.line.asked_at = turn.now;
         }
+        self.send_given(turn, client_id);
+    }
+
+    /// Sends what is given once it is safe.
+    fn send_given(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
+        let Some(Leaving { line, stage: Stage::Given { number, is_sent, .. }, .. }) = self.leaving.get_mut(client_id) else {
+            return;
+        };
+        if *is_sent || !turn.is_safe(*number) {
+            return;
+        }
+        *is_sent = true;
+        let line = (line.peer, line.id);
         self.fetched(turn, line, Part::Content, 0);
     }
 
@@ -256,7 +278,10 @@ impl Machine {
                 self.end_copy(turn, &client_id, &subscriber, (to, id));
             }
         }
-        turn.write(to, id, &Word::Gone);
+        // It is told once that is safe.
+        if self.ghosts.get(&id).is_none_or(|ghost| ghost.is_told) {
+            turn.write(to, id, &Word::Gone);
+        }
     }
 
     /// The session is another broker's now. Who waits for it here fetches it from there.
@@ -294,7 +319,8 @@ impl Machine {
         turn.share_anew(left_behind);
         router.metrics.sessions.change(-1);
         router.handover.forwarded.insert(Arc::clone(client_id), (to, turn.now));
-        self.ghosts.insert(id, Ghost { to, subscriber: Arc::clone(subscriber), filters, since: turn.now });
+        let subscriber = Arc::clone(subscriber);
+        self.ghosts.insert(id, Ghost { to, subscriber, filters, since: turn.now, number: None, is_told: false });
     }
 
     /// All members know what the new broker wants.
@@ -384,7 +410,10 @@ impl Machine {
     pub(super) fn drive_leaving(&mut self, turn: &mut Turn<'_>) {
         let ready: Vec<_> =
             self.leaving.iter().filter(|(_, it)| it.waits_for_us()).map(|(client_id, _)| Arc::clone(client_id)).collect();
-        ready.iter().for_each(|client_id| self.give(turn, client_id));
+        for client_id in &ready {
+            self.give(turn, client_id);
+            self.send_given(turn, client_id);
+        }
         let (mut over, mut staying) = (Vec::new(), Vec::new());
         for (client_id, leaving) in &mut self.leaving {
             if !leaving.is_there() {
@@ -410,6 +439,20 @@ impl Machine {
         }
     }
 
+    /// Tells new brokers that their sessions have ended here, as far as that is safe. Whether something is not.
+    pub(super) fn tell_gone(&mut self, turn: &mut Turn<'_>) {
+        if self.ghosts.values().any(|ghost| ghost.number.is_none()) {
+            turn.router.finish(turn.batch, turn.now);
+        }
+        let last = turn.router.journal.as_ref().map_or(0, |journal| journal.last());
+        for (id, ghost) in self.ghosts.iter_mut().filter(|(_, ghost)| !ghost.is_told) {
+            if turn.is_safe(*ghost.number.get_or_insert(last)) {
+                ghost.is_told = true;
+                turn.write(ghost.to, *id, &Word::Gone);
+            }
+        }
+    }
+
     pub(super) fn drive_ghosts(&mut self, turn: &Turn<'_>) {
         let timeout = turn.router.registers().map(|registers| registers.member_timeout()).unwrap_or_default();
         let late: Vec<_> =
@@ -421,6 +464,10 @@ impl Machine {
 }
 
 impl Ghost {
+    pub(super) fn waits_for_us(&self) -> bool {
+        !self.is_told
+    }
+
     fn end(self, router: &Router) {
         // Until now it led those here who had not heard of the newer one.
         if let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(&self.subscriber.client_id)) {

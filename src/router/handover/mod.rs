@@ -228,6 +228,11 @@ impl Turn<'_> {
         }
     }
 
+    /// Whether what was written by that change is on the disk, where there is one.
+    fn is_safe(&self, number: u64) -> bool {
+        self.router.journal.as_ref().is_none_or(|journal| journal.committed() >= number)
+    }
+
     /// Does something in a moment in which nothing is on its way between rings and sessions.
     fn quietly<T>(&mut self, act: impl FnOnce(&Router, &Replication) -> T) -> T {
         // A batch of our own that has begun would be waited for without end.
@@ -315,6 +320,7 @@ impl Router {
         machine.drive_coming(&mut turn);
         machine.drive_leaving(&mut turn);
         machine.drive_ends(&mut turn);
+        machine.tell_gone(&mut turn);
         *self.handover.coming.lock() = machine.coming.keys().cloned().collect();
         machine.interval()
     }
@@ -329,7 +335,8 @@ impl Handover {
 
 impl Machine {
     fn interval(&self) -> Duration {
-        if self.coming.values().any(Coming::waits_for_us) || self.leaving.values().any(Leaving::waits_for_us) {
+        let is_moving = self.coming.values().any(Coming::waits_for_us) || self.leaving.values().any(Leaving::waits_for_us);
+        if is_moving || self.ghosts.values().any(Ghost::waits_for_us) {
             return LOOK_INTERVAL;
         }
         let is_idle = self.coming.is_empty() && self.leaving.is_empty() && self.finished.is_empty() && self.queue.is_empty();

@@ -2,7 +2,7 @@
 //! while others publish everywhere.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Waker;
 
 use parking_lot::Mutex;
@@ -116,6 +116,10 @@ struct World {
     /// Of each link.
     ends: Vec<[End; 2]>,
     published: usize,
+    /// Messages of each publisher in one batch.
+    burst: usize,
+    /// For other threads.
+    clock: Arc<Mutex<Instant>>,
 }
 
 fn connect(router: &Router, batch: &mut Batch, client_id: &str, expiry: SessionExpiry, now: Instant) -> (Connection, bool) {
@@ -195,7 +199,8 @@ impl World {
             End { port, receivers }
         };
         let ends = LINKS.iter().map(|(parent, child)| [end(*parent, *child), end(*child, *parent)]).collect();
-        let mut world = Self { now: now + NEWCOMER_TIME, net, nodes, ends, published: 0 };
+        let clock = Arc::new(Mutex::new(now + NEWCOMER_TIME));
+        let mut world = Self { now: now + NEWCOMER_TIME, net, nodes, ends, published: 0, burst: 1, clock };
         for (link, (_, child)) in LINKS.iter().enumerate() {
             let incarnation = Incarnation(1);
             let root = RootClaim { priority: 0, capacity: 0, id: id(0), incarnation };
@@ -255,6 +260,7 @@ impl World {
 
     fn step(&mut self) {
         self.now += STEP;
+        *self.clock.lock() = self.now;
         self.flow();
         for node in 0..self.nodes.len() {
             let mut out = Vec::new();
@@ -288,17 +294,20 @@ impl World {
         }
     }
 
-    /// A message of each of QoS 1 and 2 at each broker.
+    /// A message of each of QoS 1 and 2 at each broker, or more of them in one batch.
     fn publish(&mut self) {
-        let number = self.published;
-        self.published += 1;
+        let first = self.published;
+        self.published += self.burst;
         for (at, node) in self.nodes.iter_mut().enumerate() {
             for qos in [QoS::AtLeastOnce, QoS::ExactlyOnce] {
-                let (topic, payload) = (format!("t/{at}/{}", qos as u8), number.to_string());
-                let message =
-                    Message { topic: &topic, payload: payload.as_bytes(), qos, retain: false, expires_at: None, properties: &[] };
-                let from = Ingress::Session(&node.publisher.subscriber);
-                node.router.publish(&mut node.batch, &mut node.routes, &message, from, self.now);
+                let topic = format!("t/{at}/{}", qos as u8);
+                for number in first..self.published {
+                    let payload = number.to_string();
+                    let payload = payload.as_bytes();
+                    let message = Message { topic: &topic, payload, qos, retain: false, expires_at: None, properties: &[] };
+                    let from = Ingress::Session(&node.publisher.subscriber);
+                    node.router.publish(&mut node.batch, &mut node.routes, &message, from, self.now);
+                }
                 node.router.finish(&mut node.batch, self.now);
             }
         }
@@ -366,7 +375,7 @@ impl Client {
             if let Poll::Ready(verdict) = fetch.poll(&mut Context::from_waker(Waker::noop())) {
                 return verdict;
             }
-            if step % 8 == 0 && world.published < 4_000 {
+            if step % 8 == 0 && world.published < 4_000 * world.burst {
                 world.publish();
             }
             world.step();
@@ -592,4 +601,49 @@ fn an_old_broker_that_cannot_be_reached_is_given_up_and_yields_when_it_is_back()
     let metrics = world.nodes[0].router.metrics();
     assert_eq!(metrics.sessions_yielded.value(), 1);
     assert!(metrics.dropped_yielded.value() >= 180, "what waited is counted: {}", metrics.dropped_yielded.value());
+}
+
+/// Ends a thread however its scope ends.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Links and moves are different threads' work.
+#[test]
+fn what_is_being_delivered_while_a_session_settles_is_in_it_once() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    world.burst = 60;
+    for turn in 0..16 {
+        let at = 1 - turn % 2;
+        let (router, post) = (Arc::clone(&world.nodes[at].router), Arc::clone(&world.nodes[at].post));
+        let (clock, is_over) = (Arc::clone(&world.clock), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut batch = Batch::default();
+                while !is_over.load(Ordering::Relaxed) {
+                    let now = *clock.lock();
+                    let _ = router.drive_moves(&mut batch, post.receive(), now);
+                    router.finish(&mut batch, now);
+                }
+            });
+            let _over = Over(&is_over);
+            assert!(client.come(&mut world, at), "turn {turn}");
+        });
+        client.take_all(&mut world);
+        client.leave(&mut world);
+    }
+    assert!(client.come(&mut world, 2));
+    while client.got.len() < 6 * world.published {
+        let before = client.got.len();
+        client.take_all(&mut world);
+        if client.got.len() == before {
+            break;
+        }
+    }
+    client.check(&world, "two threads");
 }
