@@ -203,6 +203,12 @@ pub const PICK_ROUNDS_MAX: u8 = 7;
 pub const PICK_PATIENCE: Duration = Duration::from_secs(5);
 /// Messages of one lane and broker that nobody else takes and that are tried again.
 pub const PICKS_UNPLACED_MAX: usize = 16 * 1024;
+/// Messages, or KiB of them, that are gone through at a time to pick again what was picked in vain or could not be picked for want of knowledge.
+pub const UNDECIDED_MESSAGES_MAX: usize = 2_048;
+/// Picks that are remembered for messages that were published before the share groups of all members were known; more wait until they are.
+pub const UNDECIDED_PICKS_MAX: usize = 64 * 1024;
+/// What is asked for not urgently is told so often.
+pub const DEALT_INTERVAL_CALM: Duration = Duration::from_secs(1);
 /// How often is told how far a broker has dealt with the messages of those who ask.
 pub const DEALT_INTERVAL: Duration = Duration::from_millis(25);
 /// Messages that one frame asks for.

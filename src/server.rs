@@ -19,7 +19,7 @@ use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, PublishAck, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{self, Logins, Meter, Rates, Terms};
-use crate::ids::{BrokerId, LogId, MessageId, OriginLane};
+use crate::ids::{BrokerId, LogId, MessageId, OriginLane, ShareId};
 use crate::interest::{Echoes, Interest, Mode, Rules};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
@@ -669,8 +669,16 @@ impl Deliver for Clocked {
         self.0.wants(topic, picks)
     }
 
-    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> bool {
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> usize {
         self.0.pick_again(message, broker, may_be_same, clock::now())
+    }
+
+    fn share_late(&mut self, message: &MeshMessage<'_>, is_new: &mut dyn FnMut(ShareId) -> bool) {
+        self.0.share_late(message, is_new, clock::now());
+    }
+
+    fn decided(&mut self, topic: &str) {
+        self.0.decided(topic, clock::now());
     }
 
     fn covered(&mut self, stream: OriginLane, cover: u64) {

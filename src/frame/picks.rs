@@ -11,6 +11,11 @@ use crate::codec::QoS;
 use crate::ids::{BrokerId, ShareId};
 use crate::limits::{PICK_ROUNDS_MAX, PICKS_MAX};
 
+/// In place of a group, with the broker at which the message is published: it did not know everybody's share groups then. Groups that no other pick names are still
+/// to be given the message; those that were given it at that broker are named with it. In a copy
+/// that is for picks alone: it was picked late for them; without others: all that the broker has published before in the lane is decided.
+pub const UNDECIDED: ShareId = ShareId(0);
+
 /// Group and broker.
 const PICK_BYTES: usize = 16;
 
@@ -60,10 +65,27 @@ impl Picks<'_> {
         })
     }
 
+    /// The picks proper: what follows one for the same group says who was picked in vain before.
+    pub fn chosen(&self) -> impl Iterator<Item = Pick> {
+        let mut last = None;
+        self.iter().filter(move |pick| last.replace(pick.share) != Some(pick.share))
+    }
+
+    /// Who was picked in vain for the group.
+    pub fn tried(&self, share: ShareId) -> impl Iterator<Item = BrokerId> {
+        self.iter().filter(move |pick| pick.share == share).skip(1).map(|pick| pick.broker)
+    }
+
     /// Whether one of them is `broker`.
     #[must_use]
     pub fn name(&self, broker: BrokerId) -> bool {
-        self.iter().any(|pick| pick.broker == broker)
+        self.chosen().any(|pick| pick.broker == broker)
+    }
+
+    /// Whether the group has one of them.
+    #[must_use]
+    pub fn has(&self, share: ShareId) -> bool {
+        self.iter().any(|pick| pick.share == share)
     }
 
     /// The byte behind the flags of a message of `qos` that has picks.
@@ -115,6 +137,26 @@ impl PickList {
         self.bytes.extend_from_slice(&pick.broker.0.to_be_bytes());
     }
 
+    /// One more, after others were picked in vain for the same group. All of them go into one page.
+    pub fn push_after(&mut self, pick: Pick, tried: impl Iterator<Item = BrokerId>) {
+        let tried: Vec<_> = tried.take(PICK_ROUNDS_MAX.into()).collect();
+        let page = PICKS_MAX * PICK_BYTES;
+        let free = page - self.bytes.len() % page;
+        if free < (1 + tried.len()) * PICK_BYTES {
+            // The last one again says nothing.
+            let last = self.bytes.last_chunk::<PICK_BYTES>().copied().unwrap_or_default();
+            (0..free / PICK_BYTES).for_each(|_| self.bytes.extend_from_slice(&last));
+        }
+        self.push(pick);
+        tried.into_iter().for_each(|broker| self.push(Pick { broker, ..pick }));
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len() / PICK_BYTES
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -161,6 +203,20 @@ mod tests {
             assert_eq!((qos, read.read(&mut reader)), (QoS::ExactlyOnce, Ok(page)));
             assert!(reader.is_empty());
         }
+    }
+
+    #[test]
+    fn who_was_picked_in_vain_stands_behind_who_is_picked_in_one_page() {
+        let pick = |share: u64, broker: u64| Pick { share: ShareId(share), broker: BrokerId(broker) };
+        let mut list = PickList::default();
+        (0..PICKS_MAX as u64 - 2).for_each(|n| list.push(pick(n + 100, 1)));
+        list.push_after(pick(7, 2), [BrokerId(3), BrokerId(4)].into_iter());
+        let pages: Vec<_> = list.pages(true, 1).collect();
+        assert_eq!(pages.len(), 2);
+        assert_eq!(pages[0].chosen().count(), PICKS_MAX - 2);
+        assert_eq!(pages[1].chosen().collect::<Vec<_>>(), [pick(7, 2)]);
+        assert_eq!(pages[1].tried(ShareId(7)).collect::<Vec<_>>(), [BrokerId(3), BrokerId(4)]);
+        assert!(pages[1].name(BrokerId(2)) && !pages[1].name(BrokerId(3)) && pages[1].has(ShareId(7)));
     }
 
     #[test]

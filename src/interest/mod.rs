@@ -52,6 +52,7 @@ pub struct Interest {
     rules: Rules,
     generation: AtomicU64,
     filters_generation: AtomicU64,
+    knowings: AtomicU64,
     known: RwLock<Known>,
     echoes: OnceLock<Arc<Echoes>>,
 }
@@ -113,6 +114,7 @@ impl Interest {
             rules,
             generation: AtomicU64::new(1),
             filters_generation: AtomicU64::new(1),
+            knowings: AtomicU64::new(0),
             known: RwLock::default(),
             echoes: OnceLock::new(),
         }
@@ -128,6 +130,19 @@ impl Interest {
     #[must_use]
     pub fn filters_generation(&self) -> u64 {
         self.filters_generation.load(Ordering::Acquire)
+    }
+
+    /// Grows where a member's filters and share groups have become known, or where nobody need know them any more.
+    #[must_use]
+    pub fn knowings(&self) -> u64 {
+        self.knowings.load(Ordering::Acquire)
+    }
+
+    /// Whether there are members, or may be, whose share groups are not known.
+    #[must_use]
+    pub fn is_blind(&self) -> bool {
+        let known = self.known.read();
+        known.unknown > 0 || known.places.is_empty()
     }
 
     /// This broker.
@@ -339,7 +354,9 @@ impl Changes<'_> {
     /// From now on the filters that the member was given and is given are all that it wants.
     pub fn know(&mut self, member: BrokerId) {
         if let Some((_, wants_all)) = self.known.state(member) {
-            self.filters_have_changed |= self.known.set(member, true, wants_all);
+            let is_news = self.known.set(member, true, wants_all);
+            self.interest.knowings.fetch_add(u64::from(is_news), Ordering::AcqRel);
+            self.filters_have_changed |= is_news;
         }
     }
 
@@ -403,6 +420,7 @@ impl Changes<'_> {
         {
             *left = None;
         }
+        self.interest.knowings.fetch_add(1, Ordering::AcqRel);
         self.filters_have_changed = true;
     }
 

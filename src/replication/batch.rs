@@ -131,7 +131,7 @@ impl Builder {
         self.count += 1;
         self.exactly_once |= message.qos == QoS::ExactlyOnce;
         if !message.picks.is_empty() {
-            let picked = message.picks.iter().map(|pick| (pick.broker, message.qos));
+            let picked = message.picks.chosen().map(|pick| (pick.broker, message.qos));
             picked.for_each(|one| {
                 if !self.picked.contains(&one) {
                     self.picked.push(one);

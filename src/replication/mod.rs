@@ -55,6 +55,7 @@ mod stability;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod undecided;
 mod wake;
 mod want;
 
@@ -67,11 +68,11 @@ pub use receiver::{LaneEvent, LaneReceiver};
 pub use stability::{Published, StableWaiter};
 
 pub use crate::frame::lane::MeshMessage;
-pub use crate::frame::picks::{Pick, PickList, Picks};
+pub use crate::frame::picks::{Pick, PickList, Picks, UNDECIDED};
 
 use crate::codec::{DecodeError, QoS};
 use crate::frame::FrameError;
-use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, PortId};
+use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, PortId, ShareId};
 use crate::interest::{Interest, Mode, Rules};
 use crate::limits::LANES_MAX;
 use crate::session::{Change, Journal, LogHead, Logged, RestoredLog, Writes};
@@ -82,6 +83,7 @@ use own::OwnLog;
 use picked::Picked;
 use ring::{Read, Ring};
 use stability::Stability;
+use undecided::Undecided;
 
 /// Rings of QoS 0 only bridge what a link needs to breathe or the tree to re-form; they are this much smaller.
 const QOS_0_SHARE: usize = 8;
@@ -142,10 +144,19 @@ pub trait Deliver {
         true
     }
     /// A message of this broker's own that was picked for `broker` is to be picked again: for another, or, if it `may_be_same`, for that too. Whether anybody takes
-    /// it.
-    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> bool {
+    /// it: for how many groups.
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> usize {
         let _ = (message, broker, may_be_same);
-        false
+        0
+    }
+    /// A message of this broker's own was published while share groups were not known: it is to be picked for those that it does not name and that `is_new` says
+    /// have not been given it.
+    fn share_late(&mut self, message: &MeshMessage<'_>, is_new: &mut dyn FnMut(ShareId) -> bool) {
+        let _ = (message, is_new);
+    }
+    /// All that this broker has published in the lane of this topic has been picked for whom it is: that is to be written there, for a later life.
+    fn decided(&mut self, topic: &str) {
+        let _ = topic;
     }
     /// Of `stream` everything up to `cover` has been delivered that is to be. Called once for many messages, before [`flush`](Self::flush), and only where the
     /// broker's log is on disk. Who writes nothing down has nothing to do.
@@ -209,6 +220,7 @@ pub struct Replication {
     gate: Gate,
     counters: Counters,
     picked: Picked,
+    undecided: Undecided,
     stability: Stability,
     topic_hash: ahash::RandomState,
     interest: Arc<Interest>,
@@ -319,7 +331,19 @@ impl Replication {
         let topic_hash = ahash::RandomState::with_seeds(1, 2, 3, 4);
         let stability = Stability::new(lanes.len());
         let (gate, counters, picked) = (Gate::default(), Counters::default(), Picked::default());
-        Arc::new(Self { config, lanes, gate, counters, picked, stability, topic_hash, interest, quiesce: Arc::default() })
+        let undecided = Undecided::default();
+        Arc::new(Self {
+            config,
+            lanes,
+            gate,
+            counters,
+            picked,
+            undecided,
+            stability,
+            topic_hash,
+            interest,
+            quiesce: Arc::default(),
+        })
     }
 
     /// The log of an earlier life says what was picked for whom.
@@ -328,6 +352,7 @@ impl Replication {
             for position in lane.ring.tail()..lane.ring.next() {
                 if let Read::Block(block) = lane.ring.read(position) {
                     self.picked.restore(lane.id, &block, members, &self.interest);
+                    self.undecided.restore(lane, &block, &self.topic_hash);
                 }
             }
         }
@@ -399,6 +424,9 @@ impl Replication {
                 let last = lane.publish(sealed, writes, now);
                 if !picked.is_empty() {
                     self.picked.note(lane.id, last, &picked, &self.interest);
+                    if lane.reliable && picked.iter().any(|(broker, _)| *broker == self.config.origin) {
+                        self.undecided.note(lane.id, last);
+                    }
                 }
                 if is_awaited && lane.reliable {
                     self.stability.published(lane.id, last);

@@ -22,7 +22,7 @@ use crate::codec::QoS;
 use crate::frame::lane::{Entry, Messages};
 use crate::ids::{BrokerId, LaneId, LogId};
 use crate::interest::Interest;
-use crate::limits::{PICK_PATIENCE, PICKS_UNPLACED_MAX};
+use crate::limits::{PICK_PATIENCE, PICKS_UNPLACED_MAX, UNDECIDED_MESSAGES_MAX};
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -59,12 +59,14 @@ struct Span {
     lost_to: u64,
     /// Up to here all was picked again, but for `unplaced`.
     again: u64,
+    /// Where to go on; 0: from the beginning.
+    next: u64,
     unplaced: BTreeSet<u64>,
 }
 
 impl Span {
     fn new() -> Self {
-        Self { from: u64::MAX, to: 0, lost_to: 0, again: 0, unplaced: BTreeSet::new() }
+        Self { from: u64::MAX, to: 0, lost_to: 0, again: 0, next: 0, unplaced: BTreeSet::new() }
     }
 
     fn is_open(&self, dealt: u64) -> bool {
@@ -80,6 +82,9 @@ impl Book {
         self.spans.values_mut().for_each(|span| span.lost_to = span.to);
     }
 }
+
+/// Of each span: the id from which on it was not looked at for want of time; up to where it was to be; which ids nobody takes.
+type Unplaced = BTreeMap<SpanKey, (Option<u64>, u64, BTreeSet<u64>)>;
 
 /// Why something is picked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +105,7 @@ struct Due {
 impl Due {
     fn begin(&self) -> u64 {
         let first = self.span.unplaced.first().copied().unwrap_or(u64::MAX);
-        first.min(self.span.again.saturating_add(1)).max(self.dealt.saturating_add(1)).max(self.span.from)
+        first.min(self.span.again.saturating_add(1)).max(self.dealt.saturating_add(1)).max(self.span.from).max(self.span.next)
     }
 
     fn has(&self, sequence: u64) -> bool {
@@ -114,7 +119,8 @@ impl Picked {
     /// Messages up to `sequence` of our own log were picked for these.
     pub(super) fn note(&self, lane: LaneId, sequence: u64, picked: &[(BrokerId, QoS)], interest: &Interest) {
         let mut books = self.books.lock();
-        for (broker, qos) in picked.iter().filter(|(_, qos)| *qos != QoS::AtMostOnce) {
+        let own = interest.own_id();
+        for (broker, qos) in picked.iter().filter(|(broker, qos)| *qos != QoS::AtMostOnce && *broker != own) {
             let book = books.entry(*broker).or_default();
             book.see(interest.standing(*broker).and_then(|standing| standing.log));
             let span = book.spans.entry((lane, *qos == QoS::ExactlyOnce)).or_insert_with(Span::new);
@@ -129,7 +135,7 @@ impl Picked {
         let Content::Messages(body) = &block.content else { return };
         for (sequence, entry) in Messages::new(block.first, body).flatten() {
             let picks = entry.picks();
-            let known = picks.iter().filter(|pick| members.contains(&pick.broker));
+            let known = picks.chosen().filter(|pick| members.contains(&pick.broker));
             let picked: Vec<_> = known.map(|pick| (pick.broker, entry.qos())).collect();
             if !picked.is_empty() {
                 self.note(lane, sequence, &picked, interest);
@@ -145,44 +151,52 @@ impl Replication {
         self.picked.is_any.load(Ordering::Acquire)
     }
 
-    /// Picks again what was picked for brokers that will not deal with it, by `deliver`. To be called once a second or so.
-    pub fn pick_again(&self, now: Instant, deliver: &mut dyn Deliver) {
+    /// Picks again what was picked for brokers that will not deal with it, by `deliver`: so much of it that others need not wait. Whether there is more. To be called
+    /// once a second or so, and again soon where there is more.
+    pub fn pick_again(&self, now: Instant, deliver: &mut dyn Deliver) -> bool {
         if !self.awaits_dealt() {
-            return;
+            return false;
         }
+        let mut budget = UNDECIDED_MESSAGES_MAX;
         for (broker, cause, due) in self.due(now) {
             // From the first delivery to the rings.
             let _shared = self.quiesce.enter(self.quiesce.shard());
-            let (mut counts, mut unplaced) = ([0_u64; 2], BTreeMap::new());
+            let (mut counts, mut unplaced, mut lost) = ([0_u64; 2], BTreeMap::new(), 0_u64);
             for (key, due) in due {
                 let Some(lane) = self.lane(key.0) else { continue };
                 let mut left = BTreeSet::new();
-                lane.own_messages(due.begin(), due.to, now, |sequence, message| {
+                let next = lane.own_messages(due.begin(), due.to, now, &mut budget, |sequence, message| {
                     let is_exactly_once = message.qos == QoS::ExactlyOnce;
                     if is_exactly_once != key.1 || !due.has(sequence) || !message.picks.name(broker) {
                         return;
                     }
-                    if deliver.pick_again(message, broker, cause == Cause::OtherLog) {
+                    let copies = message.picks.chosen().filter(|pick| pick.broker == broker).count() as u64;
+                    let placed = deliver.pick_again(message, broker, cause == Cause::OtherLog) as u64;
+                    if placed > 0 {
                         let [qos_1, qos_2] = &mut counts;
                         *if is_exactly_once { qos_2 } else { qos_1 } += 1;
-                    } else if left.len() < PICKS_UNPLACED_MAX {
+                    }
+                    // Of several groups those that nobody takes are given up where others were served: once more would be twice for these.
+                    if placed == 0 && left.len() < PICKS_UNPLACED_MAX && cause != Cause::Left {
                         left.insert(sequence);
+                    } else {
+                        lost += copies.saturating_sub(placed);
                     }
                 });
-                unplaced.insert(key, (due.to, left));
+                unplaced.insert(key, (next, due.to, left));
             }
-            let lost: usize = unplaced.values().filter(|_| cause == Cause::Left).map(|(_, left)| left.len()).sum();
             // What is picked again is in the log before it is forgotten here.
             deliver.flush();
             self.settle(broker, cause, unplaced);
             let [qos_1, qos_2] = counts;
             self.counters.picks_again.add(qos_1 + qos_2);
             self.counters.picks_abandoned.add(qos_2);
-            self.counters.picks_lost.add(lost as u64);
+            self.counters.picks_lost.add(lost);
             if qos_1 + qos_2 > 0 || lost > 0 {
                 tracing::warn!(%broker, ?cause, qos_1, qos_2, lost, "messages of share groups go to others: the broker picked for them has not dealt with them");
             }
         }
+        budget == 0
     }
 
     /// What is to be picked again now.
@@ -199,7 +213,7 @@ impl Replication {
             if book.spans.is_empty() {
                 return false;
             }
-            if let Some(lost) = book.lost_log.take() {
+            if let Some(lost) = book.lost_log {
                 let of_span = |(key, span): (&SpanKey, &Span)| {
                     let dealt = interest.dealt_while(*broker, lost, own, key.0);
                     (*key, Due { to: span.lost_to, dealt, span: span.clone() })
@@ -222,10 +236,12 @@ impl Replication {
                     Cause::Gone
                 }
             };
-            let has_news = book.spans.values().any(|span| span.to > span.again);
+            let is_concerned = |is_exactly_once: bool| cause == Cause::Left || !is_exactly_once;
+            let has_news =
+                book.spans.iter().any(|((_, qos_2), span)| is_concerned(*qos_2) && (span.to > span.again || span.next > 0));
             if has_news || book.tried_at != generation {
                 book.tried_at = generation;
-                let of_cause = |((_, is_exactly_once), _): &(&SpanKey, &Span)| cause == Cause::Left || !*is_exactly_once;
+                let of_cause = |((_, qos_2), _): &(&SpanKey, &Span)| is_concerned(*qos_2);
                 let of_span = |(key, span): (&SpanKey, &Span)| (*key, Due { to: span.to, dealt: dealt(key.0), span: span.clone() });
                 due.push((*broker, cause, book.spans.iter().filter(of_cause).map(of_span).collect()));
             }
@@ -236,25 +252,41 @@ impl Replication {
     }
 
     /// What was due has been picked again, but for what nobody takes.
-    fn settle(&self, broker: BrokerId, cause: Cause, unplaced: BTreeMap<SpanKey, (u64, BTreeSet<u64>)>) {
+    fn settle(&self, broker: BrokerId, cause: Cause, unplaced: Unplaced) {
         let mut books = self.picked.books.lock();
         let Some(book) = books.get_mut(&broker) else { return };
-        for (key, (to, left)) in unplaced {
+        if cause == Cause::OtherLog && unplaced.values().all(|(next, ..)| next.is_none()) {
+            book.lost_log = None;
+        }
+        for (key, (next, to, left)) in unplaced {
             let Some(span) = book.spans.get_mut(&key) else { continue };
-            (span.again, span.unplaced) = (span.again.max(to), left);
-            // Who has left has dealt with nothing, and nobody will ask any more.
-            if cause == Cause::Left {
-                span.unplaced.clear();
+            // Ids from here on were not looked at.
+            let end = next.unwrap_or_else(|| to.saturating_add(1));
+            let begin = span.next;
+            span.next = next.unwrap_or(0);
+            span.again = span.again.max(end.saturating_sub(1));
+            span.unplaced.retain(|id| *id < begin || *id >= end);
+            span.unplaced.extend(left);
+            while span.unplaced.len() > PICKS_UNPLACED_MAX {
+                self.counters.picks_lost.add(u64::from(span.unplaced.pop_first().is_some()));
             }
         }
     }
 }
 
 impl Lane {
-    /// Calls `visit` for the messages of our own log that the ring has with these sequences, and that have not expired.
-    fn own_messages(&self, from: u64, to: u64, now: Instant, mut visit: impl FnMut(u64, &MeshMessage<'_>)) {
+    /// Calls `visit` for the messages of our own log that the ring has with these sequences, and that have not expired, until the `budget` (messages, or KiB) is used up:
+    /// then gives where to go on.
+    pub(super) fn own_messages(
+        &self,
+        from: u64,
+        to: u64,
+        now: Instant,
+        budget: &mut usize,
+        mut visit: impl FnMut(u64, &MeshMessage<'_>),
+    ) -> Option<u64> {
         // Of an earlier life ids and positions are not one.
-        let begin = if self.own.position_of(from).is_some() { 0 } else { Self::position_of(from) };
+        let begin = self.own.position_of(from).unwrap_or_else(|| Self::position_of(from));
         for position in begin.max(self.ring.tail())..self.ring.next() {
             let Read::Block(block) = self.ring.read(position) else { continue };
             let Content::Messages(body) = &block.content else { continue };
@@ -262,8 +294,12 @@ impl Lane {
                 continue;
             }
             if block.first > to {
-                return;
+                return None;
             }
+            if *budget == 0 {
+                return Some(block.first.max(from));
+            }
+            *budget = budget.saturating_sub(body.len() / 1024);
             let age = Duration::from_millis(block.age_ms(now)).as_secs();
             for (sequence, entry) in
                 Messages::new(block.first, body).flatten().filter(|(sequence, _)| (from..=to).contains(sequence))
@@ -274,8 +310,10 @@ impl Lane {
                     // In range: less than the u32 it is taken from.
                     seconds => message.expiry_seconds = seconds.map(|seconds| seconds - age as u32),
                 }
+                *budget = budget.saturating_sub(1);
                 visit(sequence, &message);
             }
         }
+        None
     }
 }

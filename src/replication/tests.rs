@@ -47,10 +47,10 @@ impl Deliver for Inbox {
         !self.is_unwilling
     }
 
-    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> bool {
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> usize {
         let payload = String::from_utf8_lossy(message.payload);
         self.again.push(format!("{payload} for {}{}", broker.0, if may_be_same { ", or the same" } else { "" }));
-        !self.takes_nothing
+        usize::from(!self.takes_nothing)
     }
 
     fn flush(&mut self) {

@@ -37,7 +37,7 @@ impl Selection {
                 is_wanted = self.verdicts.wants(interest, topic);
             }
             let picks = entry.picks();
-            let is_wanted = (is_wanted && !picks.only) || picks.iter().any(|pick| self.verdicts.has(pick.broker));
+            let is_wanted = (is_wanted && !picks.only) || picks.chosen().any(|pick| self.verdicts.has(pick.broker));
             // A stub is what there is. What is for picks alone is retained by none.
             self.whole.push(is_wanted || !matches!(entry, Entry::Message(message) if !message.retain || picks.only));
         }

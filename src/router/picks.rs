@@ -13,11 +13,12 @@ use std::time::Instant;
 use super::publish::Batch;
 use super::route::Route;
 use super::{Router, share};
+use crate::codec::QoS;
 use crate::config::SharedStrategy;
 use crate::ids::{BrokerId, ShareId};
 use crate::interest::{Share, ShareBroker};
-use crate::limits::PICK_ROUNDS_MAX;
-use crate::replication::{Pick, Picks, Replication};
+use crate::limits::{PICK_ROUNDS_MAX, PICKS_MAX};
+use crate::replication::{Pick, Picks, Replication, UNDECIDED};
 use crate::session::{Message, Subscriber};
 
 /// A message as its share groups are asked.
@@ -30,38 +31,81 @@ pub(super) struct Offer<'a> {
 }
 
 impl Router {
-    /// Gives a message of this broker to one member of each group, here or elsewhere: who is picked elsewhere stands in the batch's picks then.
-    pub(super) fn share_out(&self, batch: &mut Batch, offer: &Offer<'_>, mesh: &Replication) {
+    /// Gives a message of this broker to one member of each group, here or elsewhere: who is picked elsewhere stands in the batch's picks then. If it `is_undecided`,
+    /// because somebody's groups are not known, so does that, and which groups were given it here.
+    pub(super) fn share_out(&self, batch: &mut Batch, offer: &Offer<'_>, is_undecided: bool, mesh: &Replication) {
         let elsewhere = offer.route.shares(offer.message.topic, mesh.interest());
         let own = mesh.interest().own_id();
         let seed = self.seed(offer);
+        let mut given = Vec::new();
+        let mut is_given = |share: ShareId| given.extend(is_undecided.then_some(share));
         for group in &offer.route.shared {
             let Some(share) = elsewhere.iter().find(|share| share.id == group.id) else {
-                batch.deliver_to_one(group, offer.message, offer.now);
+                if batch.deliver_to_one(group, offer.message, offer.now) {
+                    is_given(group.id);
+                }
                 continue;
             };
             let turn = group.next_turn();
             if batch.offer(group, turn, offer.message, offer.now, share::WHO_IS_HERE).is_ok() {
+                is_given(group.id);
                 continue;
             }
             let here = ShareBroker { id: own, members: share::all_away(group.members.len()), cost: Some(0) };
-            let picked = self.pick(share, Some(here), seed).filter(|broker| *broker != own);
+            let picked = self.pick(share, Some(here), offer, &[], seed).filter(|broker| *broker != own);
             if picked.is_none() && batch.offer(group, turn, offer.message, offer.now, share::EVERYBODY).is_ok() {
+                is_given(group.id);
                 continue;
             }
-            self.picked(batch, share.id, picked.or_else(|| self.pick(share, None, seed)));
+            self.picked(batch, share.id, picked.or_else(|| self.pick(share, None, offer, &[], seed)), &[]);
         }
         for share in elsewhere.iter().filter(|share| !offer.route.shared.iter().any(|group| group.id == share.id)) {
-            self.picked(batch, share.id, self.pick(share, None, seed));
+            self.picked(batch, share.id, self.pick(share, None, offer, &[], seed), &[]);
+        }
+        // In one page, or not at all: what is not named counts as not served.
+        if is_undecided && batch.picks.len() + given.len() < PICKS_MAX {
+            given.into_iter().chain([UNDECIDED]).for_each(|share| batch.picks.push(Pick { share, broker: own }));
+        }
+    }
+
+    /// Picks for a message of this broker's own, that was published with `picks`, for those groups elsewhere that were not known then and that `is_new` says have not
+    /// been given it.
+    pub(super) fn share_late(
+        &self,
+        batch: &mut Batch,
+        offer: &Offer<'_>,
+        picks: Picks<'_>,
+        is_new: &mut dyn FnMut(ShareId) -> bool,
+        mesh: &Replication,
+    ) {
+        let seed = self.seed(offer);
+        let mut last = None;
+        for share in offer.route.shares(offer.message.topic, mesh.interest()).iter() {
+            if picks.has(share.id) || !is_new(share.id) {
+                continue;
+            }
+            let Some(broker) = self.pick(share, None, offer, &[], seed) else {
+                self.metrics.dropped_unshared.add(1);
+                continue;
+            };
+            self.picked(batch, share.id, Some(broker), &[]);
+            // In each page, so that a later life sees what was picked late.
+            if batch.picks.len() % PICKS_MAX == PICKS_MAX - 1 {
+                batch.picks.push(Pick { share: UNDECIDED, broker });
+            }
+            last = Some(broker);
+        }
+        if let Some(broker) = last.filter(|_| batch.picks.len() % PICKS_MAX > 0) {
+            batch.picks.push(Pick { share: UNDECIDED, broker });
         }
     }
 
     /// Gives a message that came over a link to one member of each group for which this broker was picked. For those of which nobody here takes it, another
-    /// broker is picked: it stands in the batch's picks then.
+    /// broker is picked, none that was tried before: it stands in the batch's picks then.
     pub(super) fn share_picked(&self, batch: &mut Batch, offer: &Offer<'_>, picks: Picks<'_>, mesh: &Replication) {
         let interest = mesh.interest();
         let own = interest.own_id();
-        for pick in picks.iter().filter(|pick| pick.broker == own) {
+        for pick in picks.chosen().filter(|pick| pick.broker == own && pick.share != UNDECIDED) {
             let group = offer.route.shared.iter().find(|group| group.id == pick.share);
             let is_taken = group.is_some_and(|group| {
                 let turn = group.next_turn();
@@ -74,13 +118,14 @@ impl Router {
             self.metrics.shares_repicked.add(1);
             let elsewhere = offer.route.shares(offer.message.topic, interest);
             let share = elsewhere.iter().find(|share| share.id == pick.share).filter(|_| picks.round < PICK_ROUNDS_MAX);
-            let seed = self.seed(offer);
-            self.picked(batch, pick.share, share.and_then(|share| self.pick(share, None, seed)));
+            let tried: Vec<_> = std::iter::once(own).chain(picks.tried(pick.share)).collect();
+            let other = share.and_then(|share| self.pick(share, None, offer, &tried, self.seed(offer)));
+            self.picked(batch, pick.share, other, &tried);
         }
     }
 
     /// A message of this broker's own was picked for `broker`, which does not deal with it: each group's copy goes to a member here or at another broker, or, if it
-    /// `may_be_same`, there as well. Whether anybody gets it; who is picked elsewhere stands in the batch's picks then.
+    /// `may_be_same`, there as well. For how many groups somebody gets it; who is picked elsewhere stands in the batch's picks then.
     pub(super) fn share_again(
         &self,
         batch: &mut Batch,
@@ -88,33 +133,33 @@ impl Router {
         picks: Picks<'_>,
         (broker, may_be_same): (BrokerId, bool),
         mesh: &Replication,
-    ) -> bool {
-        let mut elsewhere = offer.route.shares(offer.message.topic, mesh.interest()).iter().cloned().collect::<Vec<_>>();
-        elsewhere.iter_mut().for_each(|share| share.brokers.retain(|other| may_be_same || other.id != broker));
-        let mut is_placed = false;
-        for pick in picks.iter().filter(|pick| pick.broker == broker) {
+    ) -> usize {
+        let elsewhere = offer.route.shares(offer.message.topic, mesh.interest());
+        let mut placed = 0;
+        for pick in picks.chosen().filter(|pick| pick.broker == broker && pick.share != UNDECIDED) {
             if let Some(group) = offer.route.shared.iter().find(|group| group.id == pick.share) {
                 let turn = group.next_turn();
                 let mut offer_to = |who| batch.offer(group, turn, offer.message, offer.now, who).is_ok();
                 if offer_to(share::WHO_IS_HERE) || offer_to(share::EVERYBODY) {
-                    is_placed = true;
+                    placed += 1;
                     continue;
                 }
             }
+            let tried: Vec<_> = Some(broker).filter(|_| !may_be_same).into_iter().collect();
             let share = elsewhere.iter().find(|share| share.id == pick.share);
-            if let Some(other) = share.and_then(|share| self.pick(share, None, self.seed(offer))) {
-                self.picked(batch, pick.share, Some(other));
-                is_placed = true;
+            if let Some(other) = share.and_then(|share| self.pick(share, None, offer, &tried, self.seed(offer))) {
+                self.picked(batch, pick.share, Some(other), &tried);
+                placed += 1;
             }
         }
-        is_placed
+        placed
     }
 
-    fn picked(&self, batch: &mut Batch, share: ShareId, broker: Option<BrokerId>) {
+    fn picked(&self, batch: &mut Batch, share: ShareId, broker: Option<BrokerId>, tried: &[BrokerId]) {
         match broker {
             Some(broker) => {
                 self.metrics.shares_picked.add(1);
-                batch.picks.push(Pick { share, broker });
+                batch.picks.push_after(Pick { share, broker }, tried.iter().copied());
             }
             None => self.metrics.dropped_unshared.add(1),
         }
@@ -131,10 +176,12 @@ impl Router {
         }
     }
 
-    /// Who gets it; `here` is this broker where none of its members is connected.
-    fn pick(&self, share: &Share, here: Option<ShareBroker>, seed: u64) -> Option<BrokerId> {
+    /// Who gets it, and was not `tried`; `here` is this broker where none of its members is connected. At QoS 0 nothing waits for who is away.
+    fn pick(&self, share: &Share, here: Option<ShareBroker>, offer: &Offer<'_>, tried: &[BrokerId], seed: u64) -> Option<BrokerId> {
         let of = |hash: BrokerId| self.registry.hasher().hash_one((seed, share.id, hash));
-        pick(share.brokers.iter().copied().chain(here), of)
+        let waits = offer.message.qos != QoS::AtMostOnce;
+        let may = |broker: &ShareBroker| (waits || broker.members.connected > 0) && !tried.contains(&broker.id);
+        pick(share.brokers.iter().copied().chain(here).filter(may), of)
     }
 }
 

@@ -12,9 +12,9 @@ use super::route::{Elsewhere, Route, RouteCache, Target};
 use super::share::{Chooser, EVERYBODY, SharedTargets, WHO_IS_HERE};
 use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
-use crate::ids::{BrokerId, MessageId, OriginLane, Stamp};
+use crate::ids::{BrokerId, MessageId, OriginLane, ShareId, Stamp};
 use crate::pressure::Level;
-use crate::replication::{LocalBatch, MeshMessage, PickList, Picks, Published, Replication};
+use crate::replication::{LocalBatch, MeshMessage, Pick, PickList, Picks, Published, Replication, UNDECIDED};
 use crate::session::{Delivery, Message, Outcome, Pumped, Source, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
@@ -252,7 +252,9 @@ impl Router {
         let Some(mesh) = self.mesh().filter(|_| is_ours || !picks.is_empty()) else {
             // What comes over a link is for the groups that were picked for this broker, and for no others.
             if arrival.is_none() {
-                route.shared.iter().for_each(|group| batch.deliver_to_one(group, message, now));
+                for group in &route.shared {
+                    batch.deliver_to_one(group, message, now);
+                }
             }
             return if route.is_empty() { Routed::Unmatched } else { Routed::Done };
         };
@@ -262,10 +264,13 @@ impl Router {
             return Routed::Done;
         }
         let elsewhere = route.elsewhere(message.topic, mesh.interest());
-        if elsewhere.has_shares {
-            self.share_out(batch, &offer, mesh);
+        let is_undecided = elsewhere.is_blind && message.qos != QoS::AtMostOnce;
+        if elsewhere.has_shares || is_undecided {
+            self.share_out(batch, &offer, is_undecided, mesh);
         } else {
-            route.shared.iter().for_each(|group| batch.deliver_to_one(group, message, now));
+            for group in &route.shared {
+                batch.deliver_to_one(group, message, now);
+            }
         }
         // Who subscribes later wants what is retained; of the rest, what nobody wants does not leave this broker.
         if message.retain || elsewhere.is_wanted {
@@ -420,13 +425,16 @@ fn writer_of(publisher: &Subscriber) -> Option<Writer> {
 }
 
 impl Batch {
-    /// A message goes to one member of a group: in turn to one that is connected and has room, then to one that keeps its session.
-    pub(super) fn deliver_to_one(&mut self, group: &SharedTargets, message: &Message<'_>, now: Instant) {
+    /// A message goes to one member of a group: in turn to one that is connected and has room, then to one that keeps its session. Whether one
+    /// took it.
+    pub(super) fn deliver_to_one(&mut self, group: &SharedTargets, message: &Message<'_>, now: Instant) -> bool {
         let turn = group.next_turn();
         let is_here = self.offer(group, turn, message, now, WHO_IS_HERE);
-        if let Err(outcome) = is_here.or_else(|_| self.offer(group, turn, message, now, EVERYBODY)) {
+        let given = is_here.or_else(|_| self.offer(group, turn, message, now, EVERYBODY));
+        if let Err(outcome) = given {
             self.counts.add(outcome, message.payload.len());
         }
+        given.is_ok()
     }
 
     /// Offers a message to the members of a group, beginning with the one whose `turn` it is, until one takes it. If none does: what became of it at the last that
@@ -526,17 +534,39 @@ impl LinkDelivery {
     }
 
     /// Picks again for a message of this broker's own what was picked for `broker`: see [`Deliver::pick_again`](crate::replication::Deliver::pick_again).
-    pub fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool, now: Instant) -> bool {
+    pub fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool, now: Instant) -> usize {
         let picks = message.picks;
         let (router, batch) = (&self.router, &mut self.batch);
-        let Some(mesh) = router.mesh() else { return false };
+        let Some(mesh) = router.mesh() else { return 0 };
         let message = as_published(message, now);
         let route = router.route(&mut self.routes, message.topic, None);
         batch.begin(router.pressure.level());
         let offer = Offer { route: &route, message: &message, publisher: None, now };
-        let is_placed = router.share_again(batch, &offer, picks, (broker, may_be_same), mesh);
+        let placed = router.share_again(batch, &offer, picks, (broker, may_be_same), mesh);
         batch.publish_picks(mesh, &message, 0, now);
-        is_placed
+        placed
+    }
+
+    /// Picks for a message of this broker's own for groups that were not known: see [`Deliver::share_late`](crate::replication::Deliver::share_late).
+    pub fn share_late(&mut self, message: &MeshMessage<'_>, is_new: &mut dyn FnMut(ShareId) -> bool, now: Instant) {
+        let picks = message.picks;
+        let (router, batch) = (&self.router, &mut self.batch);
+        let Some(mesh) = router.mesh() else { return };
+        let message = as_published(message, now);
+        let route = router.route(&mut self.routes, message.topic, None);
+        batch.begin(router.pressure.level());
+        router.share_late(batch, &Offer { route: &route, message: &message, publisher: None, now }, picks, is_new, mesh);
+        batch.publish_picks(mesh, &message, 0, now);
+    }
+
+    /// Says in this broker's log that all before is decided: see [`Deliver::decided`](crate::replication::Deliver::decided).
+    pub fn decided(&mut self, topic: &str, now: Instant) {
+        let Some(mesh) = self.router.mesh() else { return };
+        let batch = &mut self.batch;
+        batch.begin(self.router.pressure.level());
+        batch.picks.push(Pick { share: UNDECIDED, broker: mesh.interest().own_id() });
+        let message = Message { topic, payload: b"", qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties: &[] };
+        batch.publish_picks(mesh, &message, 0, now);
     }
 
     /// Whether a message of this topic, with these picks, would be for somebody here, or this broker has to find who takes it.

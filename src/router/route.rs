@@ -155,7 +155,7 @@ pub(super) struct Route {
     pub(super) shared: Vec<SharedTargets>,
     /// One of the targets is on its way from or to another broker, which wants the topic for it.
     pub(super) is_moving: bool,
-    /// What is [`Elsewhere`], and above these bits the generation of other brokers' interest under which this was found.
+    /// What is [`Elsewhere`], a bit each, and above these the generation of other brokers' interest under which this was found.
     elsewhere: AtomicU64,
     /// The share groups with members elsewhere, likewise, once somebody has asked.
     shares: ArcSwapOption<(u64, Vec<Share>)>,
@@ -178,6 +178,8 @@ pub(super) struct Elsewhere {
     pub(super) is_wanted: bool,
     /// A share group that it matches has members there.
     pub(super) has_shares: bool,
+    /// Somebody's share groups are not known.
+    pub(super) is_blind: bool,
 }
 
 impl Route {
@@ -223,14 +225,16 @@ impl Route {
         // Before what it speaks of: what is found is no older than what it is remembered under.
         let generation = interest.generation();
         let remembered = self.elsewhere.load(Ordering::Relaxed);
-        if remembered >> 2 == generation {
-            return Elsewhere { is_wanted: self.is_moving || remembered & 1 == 1, has_shares: remembered & 2 == 2 };
+        if remembered >> 3 == generation {
+            let [is_wanted, has_shares, is_blind] = [1, 2, 4].map(|bit| remembered & bit == bit);
+            return Elsewhere { is_wanted: self.is_moving || is_wanted, has_shares, is_blind };
         }
         let is_wanted = interest.is_wanted_elsewhere(topic);
         let has_shares = interest.has_shares() && self.shares(topic, interest).iter().len() > 0;
-        let found = u64::from(is_wanted) | u64::from(has_shares) << 1;
-        self.elsewhere.store((generation << 2) | found, Ordering::Relaxed);
-        Elsewhere { is_wanted: self.is_moving || is_wanted, has_shares }
+        let is_blind = interest.is_blind();
+        let found = u64::from(is_wanted) | u64::from(has_shares) << 1 | u64::from(is_blind) << 2;
+        self.elsewhere.store((generation << 3) | found, Ordering::Relaxed);
+        Elsewhere { is_wanted: self.is_moving || is_wanted, has_shares, is_blind }
     }
 
     /// The share groups of the topic, which is the route's, with members elsewhere. Likewise.

@@ -31,10 +31,17 @@ impl Driver {
         }
     }
 
+    /// Picks again, and late, if it is time: so much that links are heard in between.
+    pub(super) fn pick_more(&mut self, now: Instant) {
+        let replication = &self.settings.replication;
+        let is_more = replication.pick_again(now, &mut *self.deliver) | replication.share_late(now, &mut *self.deliver);
+        self.pick_more_at = is_more.then(|| now + DEALT_INTERVAL);
+    }
+
     /// Once a second.
     pub(super) fn dealt_tick(&mut self, now: Instant) {
+        self.pick_more(now);
         let replication = &self.settings.replication;
-        replication.pick_again(now, &mut *self.deliver);
         self.settings.registers.own().ask_dealt(replication.awaits_dealt() || replication.acknowledges_in_mesh());
         self.dealt_heard(now);
     }

@@ -194,6 +194,8 @@ pub(in crate::mesh) struct Driver {
     ways_due: Option<Instant>,
     /// When those who ask are told how far this broker has dealt with their logs.
     tell_dealt_at: Option<Instant>,
+    /// When more is picked again of what was too much for once.
+    pick_more_at: Option<Instant>,
     /// For what was waited for in vain.
     deliver: Box<dyn Deliver + Send>,
 }
@@ -266,6 +268,7 @@ impl Driver {
             traces: Traces::new(clock::now()),
             tell_behind_at: None,
             tell_dealt_at: None,
+            pick_more_at: None,
             ways_due: None,
             deliver,
         };
@@ -283,7 +286,7 @@ impl Driver {
             let tree_due = self.stp.poll_timeout();
             let record_due = self.record_due();
             let register_due = self.register_due(clock::now());
-            let timers = [tree_due, register_due, self.tell_behind_at, self.tell_dealt_at, self.ways_due];
+            let timers = [tree_due, register_due, self.tell_behind_at, self.tell_dealt_at, self.pick_more_at, self.ways_due];
             let due = timers.into_iter().flatten().fold(record_due, Instant::min);
             let registers = Arc::clone(&self.settings.registers);
             // What cannot be told yet, before the first link, is known already.
@@ -326,6 +329,9 @@ impl Driver {
         }
         self.tell_behind(now);
         self.tell_dealt(now);
+        if self.pick_more_at.is_some_and(|due| due <= now) {
+            self.pick_more(now);
+        }
         if self.ways_due.is_some_and(|due| due <= now) {
             self.find_ways();
         }

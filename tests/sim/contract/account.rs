@@ -45,8 +45,6 @@ pub(super) struct Message {
     pub(super) is_refused: bool,
     /// It was sent again.
     pub(super) is_resent: bool,
-    /// Its broker did not know what all others want: it could pick nobody of a share group.
-    pub(super) is_blind: bool,
     /// Its broker has crashed before it was acknowledged.
     pub(super) is_forgotten: bool,
     /// Its broker lost it: what others have of it they may have or not.
@@ -199,12 +197,6 @@ impl Account {
         self.messages.iter_mut().filter(|message| message.broker == broker).for_each(|message| message.is_orphan = true);
     }
 
-    /// What comes of the client now comes to a broker that does not know what all others want.
-    pub(super) fn is_not_seen_by_all(&mut self, client: usize) {
-        let unanswered = self.messages.iter_mut().filter(|message| message.by == client && !message.is_taken);
-        unanswered.for_each(|message| message.is_blind = true);
-    }
-
     /// A broker has crashed: what it had not acknowledged it may not know any more.
     pub(super) fn forgets_of(&mut self, broker: usize) {
         let unanswered = self.messages.iter_mut().filter(|message| message.broker == broker && !message.is_taken);
@@ -288,7 +280,7 @@ impl Account {
         let mut verdict = Verdict::default();
         for (client, inbox) in self.inboxes.iter().enumerate() {
             for (number, message) in self.messages.iter().enumerate() {
-                let Some(qos) = inbox.granted(message).filter(|_| client < self.clients || !message.is_blind) else { continue };
+                let Some(qos) = inbox.granted(message) else { continue };
                 let got = inbox.got.contains_key(&number);
                 if qos == QoS::AtMostOnce {
                     let is_owed = message.at >= calm && (message.qos == QoS::AtMostOnce || message.is_taken);

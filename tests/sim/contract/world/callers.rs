@@ -69,7 +69,6 @@ impl World {
                 is_taken: false,
                 is_refused: false,
                 is_resent: false,
-                is_blind: false,
                 is_forgotten: false,
                 is_orphan: false,
             };
@@ -194,10 +193,6 @@ impl World {
         let (Some(number), now) = (self.server(connection), self.now) else { return };
         let broker = self.brokers[number].as_mut().unwrap();
         let Some(service) = broker.services.get_mut(&connection) else { return };
-        let members = broker.registers.members();
-        if members.len() + 1 < self.claims.len() || members.iter().any(|(_, is_known)| !is_known) {
-            self.account.is_not_seen_by_all(service.client);
-        }
         let says_goodbye = service.read(&broker.router, &mut broker.batch, bytes, now);
         if says_goodbye {
             self.close(connection, Farewell::Normal);

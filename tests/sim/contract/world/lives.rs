@@ -162,6 +162,7 @@ impl World {
         broker.replication.trim(now);
         let mut local = Local { delivery: &mut broker.delivery, now };
         broker.replication.repeat_pulls(PATIENCE, now, &mut local);
+        while broker.replication.share_late(now, &mut local) {}
         for (id, log) in records {
             broker.registers.met(id, now);
             broker.replication.log_begun(id, log);

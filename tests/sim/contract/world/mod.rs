@@ -26,7 +26,7 @@ use bytes::Bytes;
 use mqtt_st_quic::auth::{Identity, Place, Policy};
 use mqtt_st_quic::codec::{self, Disconnect, DisconnectProperties, Packet, QoS, ReasonCode};
 use mqtt_st_quic::config::SharedStrategy;
-use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, MessageId, OpenNumber, OriginLane, PortId, RootClaim};
+use mqtt_st_quic::ids::{BrokerId, Incarnation, LogId, MessageId, OpenNumber, OriginLane, PortId, RootClaim, ShareId};
 use mqtt_st_quic::interest::{Echoes, Interest, Mode, Neighbourhood, Rules, Told};
 use mqtt_st_quic::limits::{PULL_REPEAT, REGISTER_FILTERS_MAX};
 use mqtt_st_quic::metrics::Metrics;
@@ -362,6 +362,14 @@ impl Deliver for Local<'_> {
 
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
         self.delivery.wants(topic, picks)
+    }
+
+    fn share_late(&mut self, message: &MeshMessage<'_>, is_new: &mut dyn FnMut(ShareId) -> bool) {
+        self.delivery.share_late(message, is_new, self.now);
+    }
+
+    fn decided(&mut self, topic: &str) {
+        self.delivery.decided(topic, self.now);
     }
 
     fn covered(&mut self, stream: OriginLane, cover: u64) {
