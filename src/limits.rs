@@ -172,6 +172,12 @@ pub const EPOCH_MAX: u64 = u64::MAX / 2;
 /// that takes longer than that to [`EPOCH_MAX`].
 pub const EPOCH_STEP_MAX: u64 = 1 << 32;
 
+/// Clients, bridges to this broker, whose state below `$SYS/broker/connection/` is retained at once.
+pub const CLIENT_STATES_MAX: usize = 1_000;
+
+/// Bytes of the client id of one of these.
+pub const CLIENT_STATE_ID_BYTES_MAX: usize = 1_024;
+
 const _: () = assert!(PACKET_BYTES_MAX_LEAST < PACKET_BYTES_MAX_DEFAULT && PACKET_BYTES_MAX_DEFAULT <= PACKET_BYTES_MAX);
 const _: () = assert!(MEMORY_TIGHT_PERCENT < MEMORY_FULL_PERCENT && MEMORY_FULL_PERCENT < 100 && MEMORY_PERCENT_DEFAULT < 100);
 const _: () = assert!(OUTBOX_BYTES_MAX_TIGHT < OUTBOX_COPIED_BYTES_MAX && OUTBOX_COPIED_BYTES_MAX < OUTBOX_BYTES_MAX);

@@ -219,6 +219,8 @@ struct Bridge {
     local: Local,
     router: Arc<Router>,
     status: Arc<Status>,
+    /// Whether other brokers could take back what comes in.
+    marks: bool,
     doubt: Arc<Doubt>,
     /// What of a will the foreign broker takes, as far as is known.
     will: Mutex<WillTaken>,
@@ -236,6 +238,7 @@ impl Bridge {
     fn new(config: &Config, one: &config::Bridge, router: Arc<Router>) -> Self {
         let place = config.mesh.as_ref().map_or(&config.name, |mesh| &mesh.name);
         let remote_client_id = one.remote_clientid.clone().unwrap_or_else(|| format!("{place}.{}", one.name));
+        router.reserve_state(&remote_client_id);
         let state = || one.notification_topic.clone().unwrap_or_else(|| state_topic(&remote_client_id));
         Self {
             notification_topic: (one.notifications && !one.notifications_local_only).then(state),
@@ -245,6 +248,9 @@ impl Bridge {
             local: Local::new(Arc::clone(&router), one.client_id_at(config), config.limits.max_inflight_messages, one.cleansession),
             router,
             status: Arc::new(Status::new(&one.name)),
+            marks: config.mesh.is_some()
+                && one.topics.iter().any(|line| line.direction.goes_out())
+                && one.topics.iter().any(|line| line.direction.comes_in()),
             doubt: Arc::default(),
             will: Mutex::default(),
             closed_private: AtomicU32::new(0),
@@ -320,7 +326,13 @@ impl Bridge {
         let Some(mut remote) = self.reach_for(turns).await? else { return Ok(End::Told) };
         if remote.session_present && !self.local.is_met() && self.topics.local().iter().any(|one| one.qos == QoS::ExactlyOnce) {
             match self.release(remote, turns.clone()).await? {
-                End::Released => self.local.meet().await?,
+                End::Released => {
+                    tracing::info!(
+                        bridge = self.config.name,
+                        "what another may have had in flight is released at the foreign broker"
+                    );
+                    self.local.meet().await?;
+                }
                 end => return Ok(end),
             }
             let Some(again) = self.reach_for(turns).await? else { return Ok(End::Told) };
@@ -358,8 +370,9 @@ impl Bridge {
         Ok(ended.unwrap_or(End::Silent))
     }
 
-    fn foreign(&self, remote: &Remote, spare_id: PacketId) -> Foreign {
+    fn foreign(&self, remote: &Remote, spare_id: PacketId) -> Foreign<'_> {
         Foreign {
+            mark: if self.marks { &self.remote_client_id } else { "" },
             version: remote.version,
             packet_bytes_max: self.packet_bytes_max,
             retain: self.config.outgoing_retain && remote.takes_retained,

@@ -32,6 +32,8 @@ use crate::router::is_system;
 const UNWRITTEN_BYTES_MAX: usize = 256 * 1024;
 /// Filters of one SUBSCRIBE or UNSUBSCRIBE: there are servers that take no more.
 const FILTERS_AT_ONCE: usize = 8;
+/// The user property with [`Foreign::mark`].
+const MARK: &str = "bridge";
 /// A buffer that is larger is given back when it is empty.
 const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
@@ -78,7 +80,7 @@ pub(super) enum End {
 
 /// What the foreign side is like.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Foreign {
+pub(super) struct Foreign<'a> {
     pub(super) version: ProtocolVersion,
     /// Bytes of the largest packet that is taken from it.
     pub(super) packet_bytes_max: u32,
@@ -86,6 +88,8 @@ pub(super) struct Foreign {
     pub(super) retain: bool,
     /// Zero: it is never asked whether it is there.
     pub(super) keep_alive: Duration,
+    /// What marks messages that came from it, so that no other broker of the mesh takes them back there; empty: nothing.
+    pub(super) mark: &'a str,
     /// Under which SUBSCRIBE and UNSUBSCRIBE go to it; no message in flight has it.
     pub(super) spare_id: PacketId,
     /// It still has the subscriptions that were made before. MQTT 3.1.1 would answer to new ones with all that is retained.
@@ -97,7 +101,7 @@ pub(super) struct Foreign {
 pub(super) struct Relay<'a> {
     topics: &'a Topics,
     status: &'a Status,
-    foreign: Foreign,
+    foreign: Foreign<'a>,
     pub(super) to_local: Vec<u8>,
     pub(super) to_remote: Vec<u8>,
     /// Bytes of `to_remote` that were caused by what it says, since all was written last.
@@ -110,6 +114,8 @@ pub(super) struct Relay<'a> {
     asked: Asked<'a>,
     /// It has all subscriptions of this configuration.
     pub(super) is_subscribed: bool,
+    /// User properties with the mark.
+    marked: Vec<u8>,
 }
 
 /// What the foreign side is still asked for, some filters at a time.
@@ -128,7 +134,7 @@ impl<'a> Relay<'a> {
     ///
     /// # Errors
     /// When the filters do not fit a packet.
-    pub(super) fn new(topics: &'a Topics, status: &'a Status, foreign: Foreign, unsubscribes: bool) -> Result<Self, End> {
+    pub(super) fn new(topics: &'a Topics, status: &'a Status, foreign: Foreign<'a>, unsubscribes: bool) -> Result<Self, End> {
         let mut relay = Self::silent(topics, status, foreign);
         relay.is_subscribed = foreign.has_subscriptions;
         // They are taken from the end.
@@ -139,7 +145,7 @@ impl<'a> Relay<'a> {
         Ok(relay)
     }
 
-    fn silent(topics: &'a Topics, status: &'a Status, foreign: Foreign) -> Self {
+    fn silent(topics: &'a Topics, status: &'a Status, foreign: Foreign<'a>) -> Self {
         Self {
             topics,
             status,
@@ -152,6 +158,7 @@ impl<'a> Relay<'a> {
             topic: String::new(),
             asked: Asked::default(),
             is_subscribed: false,
+            marked: Vec::new(),
         }
     }
 
@@ -162,7 +169,7 @@ impl<'a> Relay<'a> {
     ///
     /// # Errors
     /// None that is known: these packets fit.
-    pub(super) fn releasing(topics: &'a Topics, status: &'a Status, foreign: Foreign) -> Result<Self, End> {
+    pub(super) fn releasing(topics: &'a Topics, status: &'a Status, foreign: Foreign<'a>) -> Result<Self, End> {
         let mut relay = Self::silent(topics, status, foreign);
         relay.sweeping = (1..=u16::MAX).filter_map(PacketId::new).collect();
         for id in 1..=u16::MAX {
@@ -289,7 +296,9 @@ impl<'a> Relay<'a> {
     }
 
     fn outward(&mut self, publish: &Publish<'_>) -> Result<(), End> {
-        if !self.topics.outward(publish.topic, &mut self.topic) {
+        let mark = self.foreign.mark;
+        let is_from_there = !mark.is_empty() && publish.properties.user_properties.iter().any(|one| one == (MARK, mark));
+        if is_from_there || !self.topics.outward(publish.topic, &mut self.topic) {
             return self.answer_local(publish);
         }
         let crossing = Publish { topic: &self.topic, retain: publish.retain && self.foreign.retain, ..*publish };
@@ -309,7 +318,15 @@ impl<'a> Relay<'a> {
         // Identifiers of subscriptions are the bridge's own affair [MQTT-3.3.4-6].
         let properties =
             PublishProperties { topic_alias: None, subscription_ids: SubscriptionIds::default(), ..publish.properties };
-        let crossing = Publish { topic: &self.topic, properties, ..*publish };
+        let mut crossing = Publish { topic: &self.topic, properties, ..*publish };
+        if !self.foreign.mark.is_empty()
+            && let Ok(user_properties) = properties.user_properties.with(MARK, self.foreign.mark, &mut self.marked)
+        {
+            let marked = Publish { properties: PublishProperties { user_properties, ..properties }, ..crossing };
+            if !has_too_many_properties(&marked) {
+                crossing = marked;
+            }
+        }
         match codec::encode(&mut self.to_local, ProtocolVersion::V5, &Packet::Publish(crossing)) {
             Ok(()) => Ok(()),
             Err(_) => self.answer_remote(publish.qos, publish.packet_id),
@@ -617,6 +634,7 @@ mod tests {
     use tokio::io::ReadBuf;
 
     use super::*;
+    use crate::codec::UserProperties;
 
     const V5: ProtocolVersion = ProtocolVersion::V5;
     const V3: ProtocolVersion = ProtocolVersion::V3_1_1;
@@ -625,12 +643,13 @@ mod tests {
         PacketId::new(n).unwrap()
     }
 
-    fn foreign(version: ProtocolVersion) -> Foreign {
+    fn foreign(version: ProtocolVersion) -> Foreign<'static> {
         Foreign {
             version,
             packet_bytes_max: 10_000,
             retain: true,
             keep_alive: Duration::from_secs(10),
+            mark: "",
             spare_id: id(900),
             has_subscriptions: false,
         }
@@ -759,6 +778,28 @@ mod tests {
         }
         assert!(matches!(relay.hear_remote(&Packet::PubComp(Ack::success(id(u16::MAX)))), Err(End::Released)));
         assert!(relay.to_local.is_empty() && relay.to_remote.is_empty());
+    }
+
+    #[test]
+    fn what_came_in_by_a_bridge_is_not_taken_out_by_it_elsewhere() {
+        let (topics, status) = (topics(&["# both 2"]), Status::new("b"));
+        let mut relay = Relay::new(&topics, &status, Foreign { mark: "m.b", ..foreign(V5) }, false).unwrap();
+        let mut elsewhere = Relay::new(&topics, &status, Foreign { mark: "m.b", ..foreign(V5) }, false).unwrap();
+        let mut other = Relay::new(&topics, &status, Foreign { mark: "m.c", ..foreign(V5) }, false).unwrap();
+        for relay in [&mut relay, &mut elsewhere, &mut other] {
+            said(&mut relay.to_remote, V5);
+        }
+        let mut bytes = Vec::new();
+        let user_properties = UserProperties::default().with("a", "b", &mut bytes).unwrap();
+        let properties = PublishProperties { user_properties, ..PublishProperties::default() };
+        relay.hear_remote(&Packet::Publish(Publish { properties, ..publish("x", QoS::AtLeastOnce, 5) })).unwrap();
+        let (taken, _) = codec::decode(&relay.to_local, V5, PACKET_BYTES_MAX).unwrap().unwrap();
+        let Packet::Publish(message) = &taken else { panic!("{taken:?}") };
+        assert_eq!(message.properties.user_properties.iter().collect::<Vec<_>>(), [("a", "b"), ("bridge", "m.b")]);
+        elsewhere.hear_local(&taken).unwrap();
+        assert_eq!((said(&mut elsewhere.to_local, V5), elsewhere.to_remote.len()), (vec!["PUBACK 5 0x0".to_owned()], 0));
+        other.hear_local(&taken).unwrap();
+        assert_eq!(said(&mut other.to_remote, V5), ["PUBLISH x 1 Some(5) r0"]);
     }
 
     #[test]

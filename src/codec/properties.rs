@@ -335,6 +335,19 @@ impl<'a> UserProperties<'a> {
         self.0.count == 0
     }
 
+    /// These and one more, written over `into`.
+    ///
+    /// # Errors
+    /// When a string is too long, or they are more than a packet may have.
+    pub fn with<'b>(&self, name: &str, value: &str, into: &'b mut Vec<u8>) -> Result<UserProperties<'b>, EncodeError> {
+        into.clear();
+        self.put(PropertyId::UserProperty, into)?;
+        into.push(PropertyId::UserProperty as u8);
+        put_string(into, name)?;
+        put_string(into, value)?;
+        Ok(UserProperties(Repeated { section: into, count: self.0.count + 1 }))
+    }
+
     /// Names and values.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         self.0.iter(PropertyId::UserProperty, |reader| Ok((reader.string()?, reader.string()?)))

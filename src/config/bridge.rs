@@ -140,7 +140,7 @@ pub enum BridgeVersion {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BridgeTls {
-    /// The authorities that sign the foreign broker's certificate. Never `None` in a loaded configuration, but with [`BridgeTls::insecure`].
+    /// The authorities that sign the foreign broker's certificate. Never `None` in a loaded configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cafile: Option<PathBuf>,
     /// The certificate that is shown. `None`: none.
@@ -317,6 +317,27 @@ fn check_one(bridge: &Bridge, before: &[Bridge]) -> Result<(), (&'static str, St
         {
             return broken(key, "is no client id: it is empty, or too long, or has control characters");
         }
+    }
+    if bridge.notifications
+        && let Some(id) = &bridge.remote_clientid
+        && let Err(error) = topic::check_name(&format!("$SYS/broker/connection/{id}/state"))
+    {
+        return Err((
+            "remote_clientid",
+            format!("its topic of notifications cannot be: {error}; choose another, or set notifications = false"),
+        ));
+    }
+    let is_same = |other: &&Bridge| {
+        other.remote_clientid == bridge.remote_clientid && other.addresses.iter().any(|address| bridge.addresses.contains(address))
+    };
+    if bridge.remote_clientid.is_some()
+        && let Some(other) = before.iter().find(is_same)
+    {
+        let problem = format!(
+            "bridge `{}` has the same, and an address in common: they would drive each other away; choose another",
+            other.name
+        );
+        return Err(("remote_clientid", problem));
     }
     if bridge.remote_password.is_some() && bridge.remote_password_file.is_some() {
         return broken("remote_password_file", "there is remote_password, too; one password is enough");

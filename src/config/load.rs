@@ -425,6 +425,15 @@ mod tests {
                 "bridge.1.name: there is another bridge `b`",
             ),
             (
+                "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\nremote_clientid = \"a+\"",
+                "b.toml:5:1: bridge.0.remote_clientid: its topic of notifications cannot be: ",
+            ),
+            (
+                "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\nremote_clientid = \"x\"\n\
+                 [[bridge]]\nname = \"c\"\naddresses = [\"d\", \"a\"]\ntopic = [\"a\"]\nremote_clientid = \"x\"",
+                "b.toml:10:1: bridge.1.remote_clientid: bridge `b` has the same, and an address in common",
+            ),
+            (
                 "[[bridge]]\nname = \"b\"\naddresses = [\"a\"]\ntopic = [\"a\"]\ntls = { certfile = \"c\" }",
                 "bridge.0.tls.cafile: is missing",
             ),

@@ -170,11 +170,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn route(&mut self, topic: &str, publish: &Publish<'_>, scratch: &mut Scratch, now: Instant) -> Result<ReasonCode, Fault> {
         if is_system(topic) {
             let subscriber = &self.connection.subscriber;
-            if !is_own_state(topic, publish.payload, &subscriber.client_id) || !subscriber.may_publish(topic) {
-                return Ok(ReasonCode::NotAuthorized);
-            }
-            self.router.publish_system(&mut scratch.batch, topic, publish.payload, publish.retain, now);
-            return Ok(ReasonCode::Success);
+            let may_say = is_own_state(topic, publish.payload, &subscriber.client_id) && subscriber.may_publish(topic);
+            return match may_say && self.router.publish_state(&mut scratch.batch, subscriber, publish.payload, publish.retain, now)
+            {
+                true => Ok(ReasonCode::Success),
+                false => Ok(ReasonCode::NotAuthorized),
+            };
         }
         scratch.properties.clear();
         if !publish.properties.is_forwardable_empty() {

@@ -465,6 +465,7 @@ impl Router {
         let ended = subscriber.end(&mut state, writes);
         ended.subscriptions.keys().for_each(|text| self.tell_filter_of(was_connected, text, false));
         drop(state);
+        self.forget_state(&subscriber.client_id);
         self.forget_filters(subscriber.id, ended.subscriptions.keys().map(|text| &**text));
     }
 
@@ -496,9 +497,12 @@ impl Router {
             return;
         }
         let message = StoredMessage { expires_at: will.message_expiry.map(|rest| now + rest), ..will.message };
-        // What a bridge says of itself is this broker's to show, and nobody else's.
-        let from = if is_system(&message.topic) { Ingress::System } else { Ingress::Will(subscriber) };
-        self.publish(batch, &mut RouteCache::default(), &message.borrow(), from, now);
+        if is_system(&message.topic) {
+            // What a bridge says of itself is this broker's to show, and nobody else's.
+            self.publish_state(batch, subscriber, &message.payload, message.retain, now);
+        } else {
+            self.publish(batch, &mut RouteCache::default(), &message.borrow(), Ingress::Will(subscriber), now);
+        }
         gone.into_iter().for_each(|change| batch.writes().push(change));
     }
 

@@ -72,6 +72,7 @@ pub struct Router {
     retained: RetainedStore,
     /// The same for topics below `$SYS`.
     system: RetainedStore,
+    states: system::States,
     deadlines: Deadlines,
     subscribers_made: AtomicU64,
     /// Sessions with numbers up to this one were read from disk.
@@ -103,6 +104,7 @@ impl Router {
             generation: AtomicU64::new(1),
             retained: RetainedStore::durable(journal.clone()),
             system: RetainedStore::default(),
+            states: system::States::default(),
             deadlines: Deadlines::default(),
             subscribers_made: AtomicU64::new(0),
             last_restored: AtomicU64::new(0),

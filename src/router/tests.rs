@@ -270,6 +270,38 @@ fn a_client_that_is_not_read_from_is_not_silent_before_that_is_over() {
 }
 
 #[test]
+fn what_clients_say_of_themselves_is_bounded_and_goes_with_their_sessions() {
+    let mut bench = Bench::new();
+    bench.router.reserve_state("ours");
+    let now = bench.now;
+    let say = |bench: &mut Bench, client: &Connection| {
+        let is_said = bench.router.publish_state(&mut bench.batch, &client.subscriber, b"1", true, now);
+        bench.router.finish(&mut bench.batch, now);
+        is_said
+    };
+    let (thief, _) = bench.connect("ours", true, SessionExpiry::WithConnection, None);
+    assert!(!say(&mut bench, &thief));
+    let states = |bench: &Bench| bench.router.system.matching("$SYS/broker/connection/+/state", now).len();
+    assert_eq!(states(&bench), 0);
+    let clients: Vec<_> = (0..crate::limits::CLIENT_STATES_MAX + 5)
+        .map(|n| {
+            let (client, _) = bench.connect(&n.to_string(), true, SessionExpiry::WithConnection, None);
+            assert!(say(&mut bench, &client) && say(&mut bench, &client));
+            client
+        })
+        .collect();
+    // One place is the broker's own.
+    assert_eq!(states(&bench), crate::limits::CLIENT_STATES_MAX - 1);
+    clients.iter().take(10).for_each(|client| bench.disconnect(client));
+    assert_eq!(states(&bench), crate::limits::CLIENT_STATES_MAX - 11);
+    // What the last word of a client is, is said, but nobody forgets it.
+    assert!(say(&mut bench, &clients[0]));
+    assert_eq!(states(&bench), crate::limits::CLIENT_STATES_MAX - 11);
+    assert!(say(&mut bench, clients.last().unwrap()));
+    assert_eq!(states(&bench), crate::limits::CLIENT_STATES_MAX - 10);
+}
+
+#[test]
 fn what_the_broker_says_of_itself_is_for_its_own_clients_and_apart_from_what_they_retain() {
     let mut bench = Bench::new();
     let (all, _) = bench.connect("all", true, SessionExpiry::WithConnection, None);

@@ -321,6 +321,58 @@ fn killed_on_either_side_in_the_middle_qos_2_is_exact_both_ways() {
     assert!(kills_in_the_middle > 0, "none came before everything had crossed");
 }
 
+/// What another sent as the bridge's client and left unfinished is no reason to take the bridge's own for repeats.
+#[test]
+fn what_another_left_in_flight_at_the_foreign_broker_costs_no_message() {
+    for version in ["mqttv50", "mqttv311"] {
+        let (site, address) = (Site::new(), free_address());
+        let far = start_at(&site, "cloud", address, "");
+        let more = format!("protocol_version = \"{version}\"\nremote_clientid = \"me\"");
+        let start = || site.start("near", &format!("{}{}", site.alone("near"), bridge(address, &["o out 2", "i in 2"], &more)));
+        let thieve = || {
+            let mut thief = Client::connect(&far, &Connect::new(5).id("me").resume(3_600));
+            for id in 1..=100 {
+                thief.send(&Publish { topic: "theirs", payload: "x", qos: 2, id, ..Publish::default() }.encode(5));
+            }
+            for _ in 1..=100 {
+                thief.expect(kind::PUBREC);
+            }
+            thief.lose();
+        };
+        // There before the bridge comes for the first time.
+        thieve();
+        let near = start();
+        near.wait_for_log(&["released at the foreign broker"]);
+        wait_for_bridge(&near);
+        let mut there = Client::subscribed(&far, 5, "o", 2);
+        let mut speaker = Client::new(&near, 5);
+        let mut cross = |speaker: &mut Client, range: std::ops::Range<usize>| {
+            for n in range.clone() {
+                say(speaker, "o", &n.to_string(), 2);
+            }
+            assert_eq!(there.take_messages(range.len()), numbers(range));
+        };
+        cross(&mut speaker, 0..30);
+        // The bridge that was there comes back to its own.
+        near.kill();
+        let near = start();
+        let mut speaker = Client::new(&near, 5);
+        cross(&mut speaker, 30..60);
+        assert!(!near.log().contains("released at the foreign broker"), "{}", near.log());
+        if version == "mqttv50" {
+            near.signal("STOP");
+            thieve();
+            near.signal("CONT");
+            near.wait_for_log(&["released at the foreign broker"]);
+            cross(&mut speaker, 60..90);
+        }
+        let mut far_speaker = Client::new(&far, 5);
+        let mut here = Client::subscribed(&near, 5, "i", 2);
+        say(&mut far_speaker, "i", "in", 2);
+        here.expect_message("in");
+    }
+}
+
 #[test]
 fn nobody_else_is_the_bridge_and_both_sides_are_told_of_it() {
     let (site, address) = (Site::new(), free_address());
