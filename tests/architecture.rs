@@ -89,6 +89,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
         &[
             "limits",
             "ids",
+            "log_rate",
             "metrics",
             "config",
             "codec",
