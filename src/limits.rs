@@ -213,9 +213,9 @@ pub const PICKS_UNPLACED_MAX: usize = 16 * 1024;
 pub const UNDECIDED_MESSAGES_MAX: usize = 2_048;
 /// Picks that are remembered for messages that were published before the share groups of all members were known; more wait until they are.
 pub const UNDECIDED_PICKS_MAX: usize = 64 * 1024;
-/// What is asked for not urgently is told so often.
+/// How often is told how far a broker has dealt with what was picked for it, while no client waits for it.
 pub const DEALT_INTERVAL_CALM: Duration = Duration::from_secs(1);
-/// How often is told how far a broker has dealt with the messages of those who ask.
+/// The same where clients wait for it (`publish_ack = "mesh"`).
 pub const DEALT_INTERVAL: Duration = Duration::from_millis(25);
 /// Messages that one frame asks for.
 pub const PULLED_PER_FRAME_MAX: usize = 512;

@@ -169,6 +169,8 @@ pub struct Metrics {
     pub publishes_denied: Counter,
     /// Filters of clients that may receive nothing of what they match.
     pub subscribes_denied: Counter,
+    /// Share groups that other brokers could not have been told of, refused.
+    pub subscribes_untold: Counter,
     /// Clients that were refused because of who they are or did not prove to be.
     pub logins_refused: Counter,
     /// Messages that could not be retained because the store is full.
@@ -295,6 +297,7 @@ impl Metrics {
                 "Messages and wills of clients that may not publish to their topics",
                 &self.publishes_denied,
             ),
+            counter("subscribes_untold", "Share groups that other brokers could not be told of, refused", &self.subscribes_untold),
             counter("subscribes_denied", "Filters of clients that may receive nothing of them", &self.subscribes_denied),
             counter("logins_refused", "Clients refused because of user name, password or certificate", &self.logins_refused),
             counter(

@@ -613,7 +613,7 @@ fn start_mesh(
     registers.own().tell_log(replication.own_log());
     if mesh.publish_ack == PublishAck::Mesh {
         replication.acknowledge_in_mesh();
-        registers.own().ask_dealt(true);
+        registers.own().ask_dealt(true, true);
     }
     // What comes over the first link may have to be given on.
     router.join_mesh(Arc::clone(&replication));

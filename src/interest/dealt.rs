@@ -14,12 +14,23 @@ type Dealt = BTreeMap<(LogId, LaneId), u64>;
 pub(super) struct Said {
     /// Its own log.
     log: Option<LogId>,
-    /// Others are to tell how far they have dealt with that.
-    asks: bool,
+    /// Others are to tell how far they have dealt with that, and whether clients wait for it.
+    asks: Option<bool>,
     /// How far it has dealt with our logs.
     dealt: Dealt,
     /// The same as of its log before this one.
     before: Option<(LogId, Dealt)>,
+}
+
+/// A member asks how far others have dealt with its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Who.
+    pub origin: BrokerId,
+    /// Its log.
+    pub log: LogId,
+    /// Clients wait for the answer, of all members. Else only those answer for whom something was picked, and they take their time.
+    pub is_urgent: bool,
 }
 
 /// How it stands with a broker to which messages of share groups were given.
@@ -43,13 +54,19 @@ impl Changes<'_> {
                     said.before = Some((old, std::mem::take(&mut said.dealt)));
                 }
             }
-            (Key::AskDealt, value) => said.asks = value.is_some(),
+            (Key::AskDealt, value) => said.asks = value.map(|value| *value == Value::Urgent),
             (Key::Dealt(stream), Some(Value::Dealt(sequence))) if stream.origin == own => {
                 said.dealt.insert((stream.log, stream.lane), *sequence);
             }
             (Key::Dealt(stream), None) if stream.origin == own => drop(said.dealt.remove(&(stream.log, stream.lane))),
             _ => {}
         }
+    }
+}
+
+impl Member {
+    fn is_mute(&self) -> bool {
+        self.is_known && self.said.log.is_none()
     }
 }
 
@@ -64,11 +81,11 @@ impl Known {
 }
 
 impl Interest {
-    /// Members that ask how far this broker has dealt with their logs, and these.
+    /// Who asks how far this broker has dealt with their logs.
     #[must_use]
-    pub fn asked(&self) -> Vec<(BrokerId, LogId)> {
+    pub fn asked(&self) -> Vec<Asked> {
         let known = self.known.read();
-        let asks = |member: &Member| member.said.log.filter(|_| member.said.asks).map(|log| (member.id, log));
+        let asks = |member: &Member| Some(Asked { origin: member.id, log: member.said.log?, is_urgent: member.said.asks? });
         known.all().filter_map(asks).collect()
     }
 
@@ -92,12 +109,21 @@ impl Interest {
         dealt.and_then(|dealt| dealt.get(&(log, lane)).copied()).unwrap_or(0)
     }
 
-    /// How far all members have dealt with a lane of this broker's log; without members, all the way.
+    /// How far all members have dealt with a lane of this broker's log; without members, all the way. Who is known and has told of no log is of a version that
+    /// never will, and is not waited for.
     #[must_use]
     pub fn dealt_by_all(&self, log: LogId, lane: LaneId) -> u64 {
         let known = self.known.read();
-        let dealt = known.all().map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0));
+        let dealt =
+            known.all().filter(|member| !member.is_mute()).map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0));
         dealt.min().unwrap_or(u64::MAX)
+    }
+
+    /// Members for whom [`dealt_by_all`](Self::dealt_by_all) does not wait.
+    #[must_use]
+    pub fn mute(&self) -> Vec<BrokerId> {
+        let known = self.known.read();
+        known.all().filter(|member| member.is_mute()).map(|member| member.id).collect()
     }
 
     /// How it stands with a member; none if it is none.
@@ -126,13 +152,20 @@ mod tests {
         interest.joined(a);
         interest.joined(b);
         let generation = interest.generation();
-        interest.changed(a, &[(Key::Log, Some(Value::Log(LogId(8)))), (Key::AskDealt, Some(Value::Present))]);
+        interest.changed(a, &[(Key::Log, Some(Value::Log(LogId(8)))), (Key::AskDealt, Some(Value::Urgent))]);
         interest.changed(a, &[(dealt(own), Some(Value::Dealt(9))), (dealt(b), Some(Value::Dealt(99)))]);
-        assert_eq!(interest.asked(), [(a, LogId(8))]);
+        let asked = |is_urgent| [Asked { origin: a, log: LogId(8), is_urgent }];
+        assert_eq!(interest.asked(), asked(true));
+        interest.changed(a, &[(Key::AskDealt, Some(Value::Present))]);
+        assert_eq!(interest.asked(), asked(false));
         assert_eq!((interest.dealt_by(a, log, lane), interest.dealt_by(a, LogId(1), lane)), (9, 0));
         assert_eq!(interest.dealt_by_all(log, lane), 0, "the other has said nothing");
         interest.changed(b, &[(dealt(own), Some(Value::Dealt(4)))]);
         assert_eq!(interest.dealt_by_all(log, lane), 4);
+        interest.known(b);
+        assert_eq!((interest.dealt_by_all(log, lane), interest.mute()), (9, vec![b]), "it tells of no log");
+        interest.changed(b, &[(Key::Log, Some(Value::Log(LogId(5))))]);
+        assert_eq!((interest.dealt_by_all(log, lane), interest.mute()), (4, vec![]));
         interest.set_reachable(Some([b].into()));
         assert_eq!(interest.standing(a), Some(Standing { is_reached: false, log: Some(LogId(8)) }));
         interest.left(b);

@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 pub use behind::{Neighbourhood, Told};
-pub use dealt::Standing;
+pub use dealt::{Asked, Standing};
 pub use echoes::{EchoWait, Echoes};
 pub use rules::{Mode, Rules};
 pub use shares::{Share, ShareBroker};

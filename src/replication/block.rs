@@ -45,6 +45,8 @@ pub(super) struct Stream {
     upstream: AtomicU64,
     /// Its broker has begun another log of this class since.
     outlived: AtomicBool,
+    /// Something of it was picked for this broker, or may have been in an earlier life.
+    picks_us: AtomicBool,
 }
 
 impl Stream {
@@ -64,12 +66,13 @@ impl Stream {
             index: Mutex::default(),
             upstream: AtomicU64::new(0),
             outlived: AtomicBool::new(false),
+            picks_us: AtomicBool::new(false),
         }
     }
 
     /// An origin-lane of which this broker, in an earlier life, dealt with the ids up to `dealt_with`. Its ring holds nothing of it.
     pub(super) fn restored(id: OriginLane, dealt_with: u64, now: Instant) -> Self {
-        Self { dealt_with, delivered: AtomicBool::new(true), ..Self::new(id, 0, now) }
+        Self { dealt_with, delivered: AtomicBool::new(true), picks_us: AtomicBool::new(true), ..Self::new(id, 0, now) }
     }
 
     pub(super) fn id(&self) -> OriginLane {
@@ -158,6 +161,15 @@ impl Stream {
         let index = self.index.lock();
         let place = index.partition_point(|(last, _)| *last < sequence);
         index.get(place).map(|(_, position)| *position)
+    }
+
+    /// Whether this broker's dealing with it is of interest to its origin.
+    pub(super) fn has_picked_us(&self) -> bool {
+        self.picks_us.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_picks_us(&self) {
+        self.picks_us.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_outlived(&self) -> bool {

@@ -227,6 +227,9 @@ impl Lane {
         deliver: &mut (impl Deliver + ?Sized),
         counters: &Counters,
     ) -> bool {
+        if !message.picks.is_empty() && message.picks.name(self.own.key().0) {
+            stream.set_picks_us();
+        }
         match message.expiry_seconds {
             Some(seconds) if u64::from(seconds) <= age_ms / 1_000 => {
                 counters.messages_expired.add(1);

@@ -13,7 +13,8 @@ use super::Replication;
 use super::gate::Gate;
 use super::lane::Lane;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
+use crate::ids::{LaneId, LogId, OriginLane};
+use crate::interest::Asked;
 use crate::session::Change;
 
 /// See the module's page.
@@ -112,7 +113,7 @@ impl Replication {
     /// What is to be told of the logs of those who ask, of each lane that which is news. To be called a few times a second, as long as somebody asks: on a broker with a
     /// disk what is found the first time is told when it is safe.
     #[must_use]
-    pub fn dealt(&self, asked: &[(BrokerId, LogId)]) -> Vec<(OriginLane, u64)> {
+    pub fn dealt(&self, asked: &[Asked]) -> Vec<(OriginLane, u64)> {
         let mut dealt = self.stability.told.lock();
         let journal = self.lanes.iter().find_map(|lane| lane.log.as_ref()).map(|log| log.journal());
         let mut news = Vec::new();
@@ -123,7 +124,7 @@ impl Replication {
             }
             (pending, _) => news.extend(pending.into_iter().flat_map(|(_, news)| news)),
         }
-        dealt.told.retain(|stream, _| asked.contains(&(stream.origin, stream.log)));
+        dealt.told.retain(|stream, _| asked.iter().any(|one| (one.origin, one.log) == (stream.origin, stream.log)));
         dealt.told.extend(news.iter().copied());
         let mut found = Vec::new();
         let mut number = 0;
@@ -159,10 +160,14 @@ impl Replication {
             return;
         }
         let log = self.own_log();
-        for (lane, stable) in self.lanes.iter().zip(&self.stability.ours) {
-            stable.store(self.interest.dealt_by_all(log, lane.id), Ordering::Release);
+        let mut has_grown = false;
+        for (lane, stable) in self.lanes.iter().zip(&self.stability.ours).filter(|(lane, _)| lane.reliable) {
+            let dealt = self.interest.dealt_by_all(log, lane.id);
+            has_grown |= stable.swap(dealt, Ordering::AcqRel) < dealt;
         }
-        self.stability.gate.progress(|| false);
+        if has_grown {
+            self.stability.gate.progress(|| false);
+        }
     }
 
     /// For one task that waits until all members have dealt with something.
@@ -174,8 +179,10 @@ impl Replication {
 
 impl Lane {
     /// How far this broker has dealt with these logs.
-    fn dealt(&self, logs: &[(BrokerId, LogId)]) -> impl Iterator<Item = (OriginLane, u64)> {
-        let streams = logs.iter().filter(|key| **key != self.own.key()).filter_map(|key| self.known_stream(key));
+    fn dealt(&self, asked: &[Asked]) -> impl Iterator<Item = (OriginLane, u64)> {
+        let others = asked.iter().filter(|one| (one.origin, one.log) != self.own.key());
+        let streams = others
+            .filter_map(|one| self.known_stream(&(one.origin, one.log)).filter(|stream| one.is_urgent || stream.has_picked_us()));
         streams
             .map(|stream| (stream.id(), stream.dealt_with().max(stream.delivered_of(stream.cover()))))
             .filter(|(_, sequence)| *sequence > 0)

@@ -39,7 +39,7 @@ pub enum SubscribeError {
     /// The client may receive nothing that the filter matches.
     #[error("the client may not receive anything of it")]
     NotAllowed,
-    /// The session has as many subscriptions as it may have, or as memory allows.
+    /// The session has as many subscriptions as it may have, or as memory allows, or this broker as many share groups as others can be told of.
     #[error("the session's subscriptions take more than {SUBSCRIPTIONS_BYTES_MAX} bytes, or memory is full")]
     TooMany,
 }
@@ -87,6 +87,11 @@ impl Router {
         if is_new {
             let bytes = state.subscriptions_bytes + request.filter.len() + SUBSCRIPTION_OVERHEAD_BYTES;
             if bytes > SUBSCRIPTIONS_BYTES_MAX || self.pressure.level() == Level::Full {
+                return Err(SubscribeError::TooMany);
+            }
+            // Others would not know of the group, and give it nothing.
+            if filter.share.is_some() && self.registers().is_some_and(|registers| !registers.own().takes_share(request.filter)) {
+                self.metrics.subscribes_untold.add(1);
                 return Err(SubscribeError::TooMany);
             }
             state.subscriptions_bytes = bytes;

@@ -4,15 +4,24 @@
 use std::time::Instant;
 
 use super::Driver;
-use crate::limits::DEALT_INTERVAL;
+use crate::interest::Asked;
+use crate::limits::{DEALT_INTERVAL, DEALT_INTERVAL_CALM};
+
+/// When those who ask are told next.
+fn next_telling(asked: &[Asked], now: Instant) -> Option<Instant> {
+    let interval = if asked.iter().any(|one| one.is_urgent) { DEALT_INTERVAL } else { DEALT_INTERVAL_CALM };
+    (!asked.is_empty()).then(|| now + interval)
+}
 
 impl Driver {
     /// Registers have said something.
     pub(super) fn dealt_heard(&mut self, now: Instant) {
         let replication = &self.settings.replication;
         replication.dealt_progress();
-        if self.tell_dealt_at.is_none() && !replication.interest().asked().is_empty() {
-            self.tell_dealt_at = Some(now + DEALT_INTERVAL);
+        let due = next_telling(&replication.interest().asked(), now);
+        // Sooner, if somebody waits now.
+        if let Some(due) = due {
+            self.tell_dealt_at = Some(self.tell_dealt_at.map_or(due, |at| at.min(due)));
         }
     }
 
@@ -26,9 +35,7 @@ impl Driver {
         for (stream, sequence) in replication.dealt(&asked) {
             self.settings.registers.own().tell_dealt(stream, sequence);
         }
-        if !asked.is_empty() {
-            self.tell_dealt_at = Some(now + DEALT_INTERVAL);
-        }
+        self.tell_dealt_at = next_telling(&asked, now);
     }
 
     /// Picks again, and late, if it is time: so much that links are heard in between.
@@ -42,7 +49,15 @@ impl Driver {
     pub(super) fn dealt_tick(&mut self, now: Instant) {
         self.pick_more(now);
         let replication = &self.settings.replication;
-        self.settings.registers.own().ask_dealt(replication.awaits_dealt() || replication.acknowledges_in_mesh());
+        let is_urgent = replication.acknowledges_in_mesh();
+        self.settings.registers.own().ask_dealt(replication.awaits_dealt() || is_urgent, is_urgent);
+        if is_urgent {
+            let mute = replication.interest().mute();
+            for broker in mute.iter().filter(|broker| !self.mute.contains(broker)) {
+                tracing::warn!(%broker, "publish_ack = \"mesh\" does not wait for this broker: it does not say how far it has dealt with messages");
+            }
+            self.mute = mute;
+        }
         self.dealt_heard(now);
     }
 }

@@ -196,6 +196,8 @@ pub(in crate::mesh) struct Driver {
     tell_dealt_at: Option<Instant>,
     /// When more is picked again of what was too much for once.
     pick_more_at: Option<Instant>,
+    /// Members that do not say how far they have dealt with messages: said once of each.
+    mute: Vec<BrokerId>,
     /// For what was waited for in vain.
     deliver: Box<dyn Deliver + Send>,
 }
@@ -269,6 +271,7 @@ impl Driver {
             tell_behind_at: None,
             tell_dealt_at: None,
             pick_more_at: None,
+            mute: Vec::new(),
             ways_due: None,
             deliver,
         };

@@ -305,3 +305,24 @@ fn who_was_picked_in_vain_is_not_picked_again_and_qos_0_is_for_who_is_connected(
     interest.changed(b, &[(key, Some(Value::Members(ShareMembers { connected: 0, away: 1 })))]);
     assert_eq!((deliver(&[], QoS::AtMostOnce), deliver(&[], QoS::ExactlyOnce)), (0, 1));
 }
+
+#[test]
+fn a_group_that_others_cannot_be_told_of_is_refused() {
+    let mut bench = Bench::new();
+    bench.router.join_registers(Registers::new(OWN, Duration::from_secs(900), 2));
+    let (one, _) = bench.connect("one", true, HOUR, None);
+    bench.subscribe(&one, "$share/g/a");
+    bench.subscribe(&one, "$share/g/b");
+    let (two, _) = bench.connect("two", true, HOUR, None);
+    let subscribe = |filter| {
+        let options =
+            SubscriptionOptions { qos: QoS::AtLeastOnce, no_local: false, retain_as_published: false, subscription_id: None };
+        let request = Subscribe { filter, options, retain_handling: RetainHandling::Send };
+        bench.router.subscribe(&two, &request).map(drop)
+    };
+    assert_eq!(subscribe("$share/g/c"), Err(SubscribeError::TooMany));
+    assert_eq!((subscribe("$share/g/b"), subscribe("c")), (Ok(()), Ok(())));
+    bench.router.unsubscribe(&one, "$share/g/a").unwrap();
+    assert_eq!(subscribe("$share/g/c"), Ok(()));
+    assert_eq!(bench.router.metrics().subscribes_untold.value(), 1);
+}

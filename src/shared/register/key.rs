@@ -84,6 +84,8 @@ pub struct BridgeClaim {
 pub enum Value {
     /// That the key is there.
     Present,
+    /// Of [`Key::AskDealt`]: clients wait for the answer.
+    Urgent,
     /// Of a [`Key::Filter`] of a share group.
     Members(ShareMembers),
     /// Of [`Key::Session`].
@@ -159,6 +161,7 @@ impl Value {
         let mut bytes = Vec::new();
         match self {
             Self::Present => {}
+            Self::Urgent => bytes.push(1),
             Self::Members(members) => {
                 put_varint(&mut bytes, members.connected.into());
                 put_varint(&mut bytes, members.away.into());
@@ -188,6 +191,7 @@ impl Value {
             Key::Bridge(_) => read_bridge(bytes).ok().map(Self::Bridge),
             Key::Log => bytes.try_into().ok().map(|bytes| Self::Log(LogId(u64::from_be_bytes(bytes)))),
             Key::Dealt(_) => read_dealt(bytes).ok().map(Self::Dealt),
+            Key::AskDealt if bytes == [1] => Some(Self::Urgent),
             Key::Everything | Key::AskDealt | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
         };
         known.unwrap_or_else(|| Self::Unknown(bytes.into()))

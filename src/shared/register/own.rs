@@ -26,8 +26,8 @@ struct Pending {
     is_wide: bool,
     /// Filters of share groups, with `$share/` and name, and their members.
     shares: HashMap<Arc<str>, ShareMembers, ahash::RandomState>,
-    /// Whether others are asked how far they have dealt with our log.
-    asks_dealt: bool,
+    /// Whether others are asked how far they have dealt with our log, and whether clients wait for that.
+    asks_dealt: Option<bool>,
     /// Lanes of others' logs of which something was told.
     dealt: BTreeSet<OriginLane>,
     changes: BTreeMap<Key, Option<Value>>,
@@ -85,6 +85,13 @@ impl Register {
         });
     }
 
+    /// Whether [`share_members`](Self::share_members) can tell of this group: of more than the filters that are told it cannot.
+    #[must_use]
+    pub fn takes_share(&self, filter: &str) -> bool {
+        let pending = self.pending.lock();
+        pending.shares.len() < self.filters_max || pending.shares.contains_key(filter)
+    }
+
     /// A share group (its filter with `$share/` and name) has members that came or went. With more groups than the filters that are told no more of
     /// them is told: what is published elsewhere does not reach them.
     pub fn share_members(&self, filter: &str, connected: i32, away: i32) {
@@ -139,10 +146,16 @@ impl Register {
     }
 
     /// Others are to tell how far they have dealt with that log, or need not any more.
-    pub fn ask_dealt(&self, asks: bool) {
+    pub fn ask_dealt(&self, asks: bool, is_urgent: bool) {
+        let asks = asks.then_some(is_urgent);
         self.change(|pending| {
-            if std::mem::replace(&mut pending.asks_dealt, asks) != asks {
-                if asks { pending.put(Key::AskDealt, Value::Present) } else { pending.remove(Key::AskDealt) }
+            if std::mem::replace(&mut pending.asks_dealt, asks) == asks {
+                return;
+            }
+            match asks {
+                Some(true) => pending.put(Key::AskDealt, Value::Urgent),
+                Some(false) => pending.put(Key::AskDealt, Value::Present),
+                None => pending.remove(Key::AskDealt),
             }
         });
     }
