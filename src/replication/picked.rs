@@ -8,7 +8,9 @@
 //! | it has another log: it has lost what it had, its sessions too | all |
 //! | it is no member any more | all; of QoS 2 that is counted |
 //!
-//! What nobody else can take stays picked as it was, and is tried again when share groups have changed.
+//! What nobody else can take stays picked as it was, and is tried again when share groups have changed. Of a message for several groups of which some are served, the others'
+//! copies are given up, and counted. What our own ring no longer has cannot be picked again, and is not counted: a broker is a member for longer after its death than the ring
+//! holds messages, so QoS 2 that it had not dealt with goes to others only as far as it was published since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

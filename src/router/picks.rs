@@ -95,7 +95,7 @@ impl Router {
             }
             last = Some(broker);
         }
-        if let Some(broker) = last.filter(|_| batch.picks.len() % PICKS_MAX > 0) {
+        if let Some(broker) = last.filter(|_| !batch.picks.len().is_multiple_of(PICKS_MAX)) {
             batch.picks.push(Pick { share: UNDECIDED, broker });
         }
     }
