@@ -321,7 +321,7 @@ pub fn start(
         pull_timeout: config.mesh.pull_timeout,
         replication: Arc::clone(&replication),
         registers,
-        office: PostOffice::open(id, post),
+        office: PostOffice::open(id, post, clock::now()),
     };
     let (proposals, proposals_out) = mpsc::channel(PROPOSALS_MAX);
     let (stop, stop_out) = watch::channel(Stop::No);

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tracing::debug;
@@ -20,36 +21,50 @@ use crate::shared::{BrokerRecord, Carry, LinkState, Post};
 /// A letter goes over at most so many links.
 const HOPS_MAX: u8 = 64;
 
-/// Of each broker that can be reached the link that leads there.
-type Ways = HashMap<BrokerId, Weak<Link>, ahash::RandomState>;
+/// Since when there is no way to a broker is remembered so long.
+const LOST_KNOWN: Duration = Duration::from_secs(3_600);
+
+#[derive(Default)]
+struct Ways {
+    /// Of each broker that can be reached the link that leads there.
+    links: HashMap<BrokerId, Weak<Link>, ahash::RandomState>,
+    /// Of those that could, when the last way was lost.
+    lost: HashMap<BrokerId, Instant, ahash::RandomState>,
+}
 
 /// See the module's page.
 pub(super) struct PostOffice {
     own: BrokerId,
     post: Arc<Post>,
     ways: ArcSwap<Ways>,
+    /// Before that there was no way to anybody.
+    since: Instant,
 }
 
 impl PostOffice {
     /// Opens the post of this broker, with no way to anybody.
-    pub(super) fn open(own: BrokerId, post: Arc<Post>) -> Arc<Self> {
-        let office = Arc::new(Self { own, post, ways: ArcSwap::default() });
+    pub(super) fn open(own: BrokerId, post: Arc<Post>, now: Instant) -> Arc<Self> {
+        let office = Arc::new(Self { own, post, ways: ArcSwap::default(), since: now });
         let carrier: Arc<dyn Carry> = Arc::clone(&office) as _;
         office.post.open(Arc::downgrade(&carrier));
         office
     }
 
     /// Links are others: our own are `links`, those of others stand in their `records`.
-    pub(super) fn follow<'a>(&self, links: &[Arc<Link>], records: impl Iterator<Item = &'a BrokerRecord>) {
+    pub(super) fn follow<'a>(&self, links: &[Arc<Link>], records: impl Iterator<Item = &'a BrokerRecord>, now: Instant) {
         let next = find_ways(self.own, links.iter().map(|link| link.id.peer), records);
         let links: HashMap<BrokerId, &Arc<Link>> = links.iter().map(|link| (link.id.peer, link)).collect();
         let link_to = |peer| links.get(&peer).map(|link| Arc::downgrade(link));
-        let ways = next.into_iter().filter_map(|(broker, first)| Some((broker, link_to(first)?))).collect();
-        self.ways.store(Arc::new(ways));
+        let links: HashMap<_, _, _> = next.into_iter().filter_map(|(broker, first)| Some((broker, link_to(first)?))).collect();
+        let before = self.ways.load();
+        let mut lost = before.lost.clone();
+        lost.extend(before.links.keys().map(|broker| (*broker, now)));
+        lost.retain(|broker, at| !links.contains_key(broker) && now.saturating_duration_since(*at) < LOST_KNOWN);
+        self.ways.store(Arc::new(Ways { links, lost }));
     }
 
     fn way_to(&self, to: BrokerId) -> Option<Arc<Link>> {
-        self.ways.load().get(&to).and_then(Weak::upgrade)
+        self.ways.load().links.get(&to).and_then(Weak::upgrade)
     }
 
     /// A link has brought a letter.
@@ -86,6 +101,16 @@ impl Carry for PostOffice {
         let Some(link) = self.way_to(to) else { return false };
         link.bulk.post(&Letter { is_bounce: false, to, from: self.own, hops: HOPS_MAX, body });
         true
+    }
+
+    fn lost_since(&self, to: BrokerId) -> Option<Instant> {
+        let ways = self.ways.load();
+        let has_way = ways.links.contains_key(&to);
+        (!has_way).then(|| ways.lost.get(&to).copied().unwrap_or(self.since))
+    }
+
+    fn reached(&self) -> Vec<BrokerId> {
+        self.ways.load().links.keys().copied().collect()
     }
 }
 

@@ -10,7 +10,9 @@
 //! Claims of others are taken in under the registers' lock, so only noted there, in an index of their own ([`Claims`]): whoever looks up a client takes no lock under
 //! which anything is worked out. [`Router::drive_moves`] follows what was noted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -22,7 +24,7 @@ use super::connect::TakenOver;
 use super::{Batch, Router};
 use crate::auth::{Access, Identity};
 use crate::ids::{BrokerId, Stamp};
-use crate::session::Subscriber;
+use crate::session::{RESTORED_EPOCH, Subscriber};
 use crate::shared::register::{Change, Claim, Follow, Key, Value};
 
 /// A claim: its stamp, and whose it is. The greater one holds.
@@ -34,6 +36,10 @@ pub(super) struct Claims {
     known: DashMap<Arc<str>, Vec<Claimed>, ahash::RandomState>,
     /// What is to be looked at.
     heard: Mutex<Vec<(Arc<str>, Claimed)>>,
+    /// All members, and whether what they claim is known.
+    members: Mutex<HashMap<BrokerId, bool, ahash::RandomState>>,
+    /// Of some it may not be: a CONNECT is to be looked at by [`Router::drive_moves`], which sees to that this is true no longer than need be.
+    is_incomplete: AtomicBool,
     waker: AtomicWaker,
 }
 
@@ -56,6 +62,19 @@ impl Claims {
         });
     }
 
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.is_incomplete.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_incomplete(&self, is_incomplete: bool) {
+        self.is_incomplete.store(is_incomplete, Ordering::Release);
+    }
+
+    /// All members, and whether what they claim is known.
+    pub(super) fn members(&self) -> HashMap<BrokerId, bool, ahash::RandomState> {
+        self.members.lock().clone()
+    }
+
     /// What was heard since this was asked last.
     pub(super) fn take_heard(&self) -> Vec<(Arc<str>, Claimed)> {
         std::mem::take(&mut *self.heard.lock())
@@ -65,10 +84,14 @@ impl Claims {
 impl Follow for Claims {
     /// Comes as well where what was known of the member is void.
     fn joined(&self, by: BrokerId) {
+        self.members.lock().insert(by, false);
+        self.set_incomplete(true);
         self.forget(by);
     }
 
-    fn known(&self, _: BrokerId) {}
+    fn known(&self, by: BrokerId) {
+        self.members.lock().insert(by, true);
+    }
 
     fn changed(&self, by: BrokerId, changes: &[Change]) {
         let mut claims = Vec::new();
@@ -85,6 +108,7 @@ impl Follow for Claims {
     }
 
     fn left(&self, by: BrokerId) {
+        self.members.lock().remove(&by);
         self.forget(by);
     }
 }
@@ -135,14 +159,27 @@ impl Router {
         if self.claims.heard.lock().is_empty() { Poll::Pending } else { Poll::Ready(()) }
     }
 
-    /// Ends the client's session here unless its claim is newer than `theirs`. Whether it did.
-    pub(super) fn yield_session(&self, batch: &mut Batch, client_id: &Arc<str>, theirs: Claimed, now: Instant) -> bool {
+    /// Ends the client's session here unless its claim is newer than `theirs`. Whether it did. Is it one that went elsewhere (`is_given`), or comes from the disk and was not resumed since, its will
+    /// is not published: its client has come, if not here.
+    pub(super) fn yield_session(
+        &self,
+        batch: &mut Batch,
+        client_id: &Arc<str>,
+        theirs: Claimed,
+        is_given: bool,
+        now: Instant,
+    ) -> bool {
         let Some(own) = self.registers().map(|registers| registers.own_id()) else { return false };
         let Entry::Occupied(occupied) = self.registry.entry(Arc::clone(client_id)) else { return false };
         let subscriber = Arc::clone(occupied.get());
         let mut state = subscriber.lock();
         if (state.claimed, own) >= theirs || !Self::is_claimed(subscriber.access().as_deref()) {
             return false;
+        }
+        if is_given || state.epoch == RESTORED_EPOCH {
+            let gone = state.will.as_ref().and_then(|_| state.will_gone());
+            state.will = None;
+            gone.into_iter().for_each(|change| batch.writes().push(change));
         }
         let TakenOver { address, fired } = self.take_over(batch, &mut state, false);
         let (owed, _) = state.outbound.owed();

@@ -35,7 +35,7 @@ const CLIENT_ID_SHOWN: usize = 64;
 pub enum NoSession {
     /// There are as many as may be, or as memory allows: CONNACK 0x97, or 0x03 before MQTT 5.
     TooMany,
-    /// Its session is on its way to another broker, which may have it by now: 0x88, or 0x03. It tries again.
+    /// Its session is on its way to another broker, which may have it by now, or has come to light at one since it was looked for: 0x88, or 0x03. It tries again.
     OnItsWay,
 }
 
@@ -125,6 +125,9 @@ impl Router {
         };
         let connection = match self.registry.entry(Arc::from(client_id)) {
             Entry::Vacant(vacant) => {
+                if !clean_start && self.is_elsewhere(client_id, access.as_deref(), now) {
+                    return Err(NoSession::OnItsWay);
+                }
                 // The count is not exact under concurrent connects; the bound need not be.
                 // Whoever has a session gets in even without memory: what waits for it is what takes the memory.
                 if self.metrics.sessions.value() >= SESSIONS_MAX || self.pressure.level() == Level::Full {

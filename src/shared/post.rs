@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{OnceLock, Weak};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
 use bytes::Bytes;
@@ -35,6 +36,12 @@ pub enum Mail {
 pub trait Carry: Send + Sync {
     /// Takes a letter on its way. False where there is no way.
     fn carry(&self, to: BrokerId, body: &[u8]) -> bool;
+
+    /// Since when there is no way to that broker; none where there is one.
+    fn lost_since(&self, to: BrokerId) -> Option<Instant>;
+
+    /// Everybody to whom there is a way.
+    fn reached(&self) -> Vec<BrokerId>;
 }
 
 /// See the module's page.
@@ -64,6 +71,18 @@ impl Post {
         if !carrier.is_some_and(|carrier| carrier.carry(to, body)) {
             self.bounce(to);
         }
+    }
+
+    /// Since when no letter can be brought to that broker, by what is known here; none where one can, and where nobody brings letters.
+    #[must_use]
+    pub fn lost_since(&self, to: BrokerId) -> Option<Instant> {
+        self.carrier.get().and_then(Weak::upgrade).and_then(|carrier| carrier.lost_since(to))
+    }
+
+    /// Everybody to whom letters can be brought.
+    #[must_use]
+    pub fn reached(&self) -> Vec<BrokerId> {
+        self.carrier.get().and_then(Weak::upgrade).map(|carrier| carrier.reached()).unwrap_or_default()
     }
 
     /// A letter to this broker has come; where too many wait it is lost.
@@ -141,6 +160,14 @@ mod tests {
             }
             to != BrokerId(9)
         }
+
+        fn lost_since(&self, _: BrokerId) -> Option<Instant> {
+            None
+        }
+
+        fn reached(&self) -> Vec<BrokerId> {
+            vec![BrokerId(1)]
+        }
     }
 
     #[test]
@@ -152,6 +179,7 @@ mod tests {
         post.open(Arc::downgrade(&echo));
         post.send(BrokerId(9), b"lost");
         post.send(BrokerId(1), b"hello");
+        assert_eq!(post.reached(), [BrokerId(1)]);
         assert_eq!(post.receive(), Some(Mail::Unreachable(BrokerId(9))));
         assert_eq!(post.receive(), Some(Mail::Letter { from: BrokerId(1), body: Bytes::from_static(b"hello") }));
         let page = vec![0; POST_BYTES_MAX / 4];

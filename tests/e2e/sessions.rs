@@ -143,9 +143,9 @@ fn a_client_id_is_one_client_in_the_whole_mesh() {
     });
 }
 
-/// The new broker is killed at any moment while a session comes to it: it is at one of the two, whole.
+/// The new broker is killed at any moment while a session comes to it, or the old one as it has come: it is at one of the two, whole.
 #[test]
-fn kill_9_of_the_broker_to_which_a_session_goes_loses_nothing() {
+fn kill_9_of_a_broker_between_which_a_session_goes_loses_nothing() {
     let variable = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let rounds = variable("MOVE_ROUNDS").unwrap_or(4);
     let seed = variable("MOVE_SEED").unwrap_or_else(rand::random);
@@ -177,16 +177,30 @@ fn kill_9_of_the_broker_to_which_a_session_goes_loses_nothing() {
         }
         for round in 0..rounds as usize {
             // Between the first two, and to both ends of a move.
-            let (to, killed) = (1 - round % 2, 1 - round % 2);
+            let (to, killed) = (1 - round % 2, rng.random_range(0..2));
             let address = brokers[to].address();
             let life = Duration::from_micros(rng.random_range(0..40_000));
+            if killed != to {
+                // What the old one said last it must know when it is back; and what the client does not acknowledge comes again.
+                let wanted = (1..=2).map(|qos| {
+                    let mut client = Client::open(&brokers[to], 5);
+                    client.send(&connect(&format!("s{qos}")).encode());
+                    client
+                });
+                let mut clients: Vec<Client> = wanted.collect();
+                clients.iter_mut().for_each(|client| drop(client.expect(kind::CONNACK)));
+                thread::sleep(life / 8);
+                brokers.remove(killed).kill();
+            }
             thread::scope(|scope| {
-                for subscriber in &mut subscribers {
+                for subscriber in subscribers.iter_mut().filter(|_| killed == to) {
                     let deadline = Instant::now() + Duration::from_secs(20);
                     scope.spawn(move || subscriber.run(address, u64::MAX, deadline));
                 }
-                thread::sleep(life);
-                brokers.remove(killed).kill();
+                if killed == to {
+                    thread::sleep(life);
+                    brokers.remove(killed).kill();
+                }
             });
             let others: Vec<_> = mesh.iter().copied().filter(|address| *address != mesh[killed]).collect();
             let listen = format!("listen = \"{}\"", mesh[killed]);
@@ -213,6 +227,31 @@ fn kill_9_of_the_broker_to_which_a_session_goes_loses_nothing() {
         assert!(first == all, "QoS {qos}: doubled or out of order: {wrong:?} of {} for {published}", first.len());
     }
     println!("{counts:?} messages published");
+}
+
+/// A broker that was started a moment ago, and knows nobody yet, does not begin anew what another has.
+#[test]
+fn who_comes_to_a_broker_that_was_just_started_finds_its_session() {
+    let site = Site::new();
+    let mut brokers = start_all(&site, &["a", "b"]);
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let mesh: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+    let connect = Connect::new(5).id("early").resume(3_600);
+    let mut client = Client::connect(&brokers[0], &connect);
+    client.subscribe(&[("early/#", 1)]);
+    client.disconnect();
+    brokers.remove(1).kill();
+    let listen = format!("listen = \"{}\"", mesh[1]);
+    let again = site.configuration("b", &mesh[..1]).replace("listen = \"127.0.0.1:0\"", &listen);
+    brokers.push(site.start("b", &again));
+    let client = wait_for("a client that is let in", || {
+        let mut client = Client::open(&brokers[1], 5);
+        client.send(&connect.encode());
+        client.connack = client.expect(kind::CONNACK);
+        (client.connack.reason == 0).then_some(client)
+    });
+    assert!(client.connack.session_present, "{:?}", client.connack);
+    assert_eq!((sum(&brokers, "sessions_yielded"), sum(&brokers, "sessions_fetched")), (0, 1));
 }
 
 /// The old broker is dead: the client is told that its session is gone. When the broker is back, there is one session.

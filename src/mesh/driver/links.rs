@@ -212,7 +212,7 @@ impl Driver {
     /// Letters go by the links that there are now.
     pub(super) fn find_ways(&mut self) {
         self.ways_due = None;
-        self.settings.office.follow(&self.book.links.load(), self.book.records.read().iter());
+        self.settings.office.follow(&self.book.links.load(), self.book.records.read().iter(), clock::now());
     }
 }
 

@@ -7,7 +7,7 @@ use dashmap::Entry as Slot;
 
 use super::pages::{Pages, Took};
 use super::word::{Outcome, Part, Why, Word, read_covers_before};
-use super::{Line, Machine, PATIENCE, REPEAT, Request, Turn, Verdict, Waiting};
+use super::{Line, Machine, PATIENCE, PATIENCE_HEAD, REPEAT, Request, Turn, Verdict, Waiting};
 use crate::auth::Access;
 use crate::frame::Reader;
 use crate::ids::{BrokerId, MessageId};
@@ -15,6 +15,7 @@ use crate::limits::HANDOVERS_LARGE_MAX;
 use crate::pressure::Level;
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
+use crate::router::claims::Claimed;
 use crate::router::deadlines::Due;
 use crate::session::{MovedContent, MovedHead, RESTORED_EPOCH, Rivalry, SessionExpiry, Subscriber, SubscriptionOptions};
 use crate::topic;
@@ -82,6 +83,15 @@ pub(super) struct Finished {
 impl Coming {
     pub(super) fn stamp(&self) -> u64 {
         self.stamp
+    }
+
+    pub(super) fn gives_way_to(&self, theirs: Claimed, own: BrokerId) -> bool {
+        matches!(self.stage, Stage::Head(_)) && self.line.peer == theirs.1 && (self.stamp, own) < theirs
+    }
+
+    /// A client wants it still.
+    fn is_waited_for(&self) -> bool {
+        self.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1 && !waiting.is_answered())
     }
 
     pub(super) fn is_installed(&self) -> bool {
@@ -314,7 +324,11 @@ impl Machine {
         for waiting in waiting {
             match verdict {
                 Verdict::Refused => self.refuse(turn, &waiting),
-                Verdict::Proceed => waiting.say(verdict),
+                Verdict::Proceed => {
+                    let newest = turn.router.newest_claim(client_id, turn.now);
+                    turn.router.handover.passed.insert(Arc::clone(client_id), (newest, turn.now));
+                    waiting.say(verdict);
+                }
             }
         }
     }
@@ -324,9 +338,8 @@ impl Machine {
     pub(super) fn claim_later(&mut self, turn: &Turn<'_>, client_id: &Arc<str>, stamp: u64) -> bool {
         let Some(coming) = self.coming.get_mut(client_id) else { return false };
         let is_just_come = turn.now.saturating_duration_since(coming.since) < JUST_COME;
-        let is_waited_for = coming.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1);
         if !is_just_come
-            || !is_waited_for
+            || !coming.is_waited_for()
             || !matches!(coming.stage, Stage::Head(_))
             || !turn.router.is_believed((stamp, coming.line.peer), turn.now)
         {
@@ -346,16 +359,19 @@ impl Machine {
         if why == Why::Wait || coming.waits_for_us() {
             return;
         }
+        // By what the other claims it is there, but this broker knows better.
+        let went_to = turn.router.handover.went_to(&client_id).filter(|to| is_head && may_follow && ![own, line.0].contains(to));
         match why {
             Why::MovedTo(other) if is_head && other != own && may_follow => {
-                coming.hops += 1;
-                coming.line = Line::new(other, coming.line.id, turn.now);
-                coming.stage = Stage::Head(Pages::default());
-                turn.write(other, line.1, &Word::Ask { stamp: coming.stamp, client_id: &client_id });
+                coming.follow(turn, &client_id, other);
             }
             Why::Newer(stamp) if self.claim_later(turn, &client_id, stamp) => {
                 let Some(coming) = self.coming.get(&client_id) else { return };
                 turn.write(line.0, line.1, &Word::Ask { stamp: coming.stamp, client_id: &client_id });
+            }
+            Why::NotHere if went_to.is_some() => {
+                let (Some(coming), Some(other)) = (self.coming.get_mut(&client_id), went_to) else { return };
+                coming.follow(turn, &client_id, other);
             }
             Why::NotHere if is_head => self.stop_coming(turn, &client_id, Verdict::Proceed),
             _ => self.stop_coming(turn, &client_id, Verdict::Refused),
@@ -403,9 +419,17 @@ impl Machine {
                     }
                     continue;
                 }
-                Stage::Head(_) | Stage::Content { .. } => {}
+                Stage::Head(_) => {
+                    // Nothing has been taken of it yet.
+                    let is_late = turn.now.saturating_duration_since(coming.since) >= PATIENCE_HEAD;
+                    if is_late || !coming.is_waited_for() {
+                        given_up.push((Arc::clone(client_id), Verdict::Refused));
+                        continue;
+                    }
+                }
+                Stage::Content { .. } => {}
             }
-            if coming.line.is_unreachable(turn.now) {
+            if coming.line.is_unreachable(turn) {
                 given_up.push((Arc::clone(client_id), Verdict::Proceed));
             } else if coming.line.is_silent(PATIENCE, turn.now) {
                 given_up.push((Arc::clone(client_id), Verdict::Refused));
@@ -440,9 +464,17 @@ impl Machine {
 
     /// Tells old brokers that sessions are here, and then that all members know what these want.
     pub(super) fn drive_ends(&mut self, turn: &mut Turn<'_>) {
-        self.drive_ghosts(turn);
         let Some(registers) = turn.router.registers() else { return };
-        let is_known = |asked| registers.own().told(asked).is_some_and(|version| registers.is_echoed_by(None, version));
+        // Of many moves only few are looked up.
+        let (mut known, mut unknown) = (0, u64::MAX);
+        let mut is_known = |asked| {
+            let Some(version) = registers.own().told(asked) else { return false };
+            if version > known && version < unknown {
+                let bound = if registers.is_echoed_by(None, version) { &mut known } else { &mut unknown };
+                *bound = version;
+            }
+            version <= known
+        };
         let now = turn.now;
         self.finished.retain(|_, finished| {
             let patience = if finished.is_gone { registers.member_timeout() } else { END_PATIENCE };
@@ -463,6 +495,14 @@ impl Machine {
 }
 
 impl Coming {
+    /// It is at another broker: that is asked.
+    fn follow(&mut self, turn: &Turn<'_>, client_id: &str, other: BrokerId) {
+        self.hops += 1;
+        self.line = Line::new(other, self.line.id, turn.now);
+        self.stage = Stage::Head(Pages::default());
+        turn.write(other, self.line.id, &Word::Ask { stamp: self.stamp, client_id });
+    }
+
     /// Asks for what is missing; for what is in the session by the `cut`, which is not the stage's yet.
     fn ask(&self, turn: &Turn<'_>, client_id: &str, cut: Option<&[Covers]>) {
         let (peer, id) = (self.line.peer, self.line.id);

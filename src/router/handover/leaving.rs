@@ -8,7 +8,7 @@ use dashmap::Entry as Slot;
 
 use super::pages::in_pages;
 use super::word::{Outcome, Part, Why, Word, put_covers_before};
-use super::{Line, Machine, PATIENCE_UNREACHABLE, Request, Turn};
+use super::{Line, Machine, REPEAT, Request, Turn, Verdict};
 use crate::frame::put_varint;
 use crate::ids::BrokerId;
 use crate::limits::{HANDOVER_BYTES_MAX, HANDOVER_PAGES_AT_ONCE};
@@ -90,8 +90,12 @@ impl Machine {
     /// Another broker's client wants its session.
     pub(super) fn asked(&mut self, turn: &mut Turn<'_>, (to, id): (BrokerId, u64), stamp: u64, client_id: &str) {
         let client_id: Arc<str> = Arc::from(client_id);
-        if self.coming.contains_key(&client_id) {
-            return turn.write(to, id, &Word::No(Why::Wait));
+        if let Some(coming) = self.coming.get(&client_id) {
+            // Of two that ask each other the one whose client came first gives way.
+            if !coming.gives_way_to((stamp, to), turn.own) {
+                return turn.write(to, id, &Word::No(Why::Wait));
+            }
+            self.stop_coming(turn, &client_id, Verdict::Refused);
         }
         if let Some(leaving) = self.leaving.get_mut(&client_id) {
             if leaving.line.is(to, id) {
@@ -134,7 +138,7 @@ impl Machine {
         if state.ended || state.expiry == SessionExpiry::WithConnection {
             drop(state);
             // It ends with its connection, and that ends now: nothing of it can go on elsewhere.
-            router.yield_session(turn.batch, client_id, (stamp, to), now);
+            router.yield_session(turn.batch, client_id, (stamp, to), false, now);
             return Err(Why::NotHere);
         }
         if (state.claimed, turn.own) > (stamp, to) {
@@ -372,15 +376,18 @@ impl Machine {
         turn.write(line.peer, line.id, &Word::No(Why::Cancelled));
         // A claim that was heard meanwhile waited for the end of the move.
         if let Some(newest) = turn.router.newest_claim(client_id, turn.now) {
-            turn.router.yield_session(turn.batch, client_id, newest, turn.now);
+            turn.router.yield_session(turn.batch, client_id, newest, false, turn.now);
         }
         waiting.into_iter().for_each(|request| self.serve(turn, request));
     }
 
     /// The session is over.
     pub(super) fn forget_leaving(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
-        let Some(Leaving { line, waiting, .. }) = self.leaving.remove(client_id) else { return };
+        let Some(Leaving { line, subscriber, stage, waiting, .. }) = self.leaving.remove(client_id) else { return };
         turn.write(line.peer, line.id, &Word::No(Why::Cancelled));
+        if let (Stage::Given { .. }, Some(Moving::Leaving { left_behind })) = (stage, subscriber.lock().moving.take()) {
+            turn.share_anew(left_behind);
+        }
         waiting.into_iter().for_each(|request| self.serve(turn, request));
     }
 
@@ -421,11 +428,11 @@ impl Machine {
                 continue;
             }
             let is_waited_for = !leaving.waiting.is_empty();
-            if leaving.line.is_silent(PATIENCE_LEAVING, turn.now) || (is_waited_for && leaving.line.is_unreachable(turn.now)) {
+            if leaving.line.is_silent(PATIENCE_LEAVING, turn.now) || (is_waited_for && leaving.line.is_unreachable(turn)) {
                 staying.push((Arc::clone(client_id), leaving.is_given()));
                 continue;
             }
-            let interval = if is_waited_for { PATIENCE_UNREACHABLE / 4 } else { STATUS_INTERVAL };
+            let interval = if is_waited_for { REPEAT } else { STATUS_INTERVAL };
             if leaving.is_given() && leaving.line.asks_again(interval, turn.now) {
                 turn.write(leaving.line.peer, leaving.line.id, &Word::Status { stamp: leaving.stamp, client_id });
             }

@@ -41,7 +41,7 @@ mod tests;
 mod word;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -58,15 +58,25 @@ use crate::auth::Access;
 use crate::ids::{BrokerId, ShareId};
 use crate::limits::{HANDOVERS_MAX, HANDOVERS_WAITING_MAX};
 use crate::replication::{Pick, PickList, Replication};
-use crate::session::StoredMessage;
+use crate::session::{RESTORED_EPOCH, StoredMessage, Subscriber};
 use crate::shared::{Mail, Post};
 
 /// A question that is not answered is repeated after this time.
 const REPEAT: Duration = Duration::from_millis(250);
 /// The other broker says nothing for so long: the move is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// There is no way to the other broker for so long: it cannot be reached.
-const PATIENCE_UNREACHABLE: Duration = Duration::from_millis(1_200);
+/// There is no way to the other broker for so long: it cannot be reached, and its session is begun anew elsewhere.
+const PATIENCE_UNREACHABLE: Duration = Duration::from_secs(3);
+/// What a broker that can be reached claims is waited for so long, if it is not known yet, and so long at the start, if there are other members.
+const PATIENCE_UNKNOWN: Duration = Duration::from_secs(3);
+/// At the start where no others are known.
+const PATIENCE_ALONE: Duration = Duration::from_secs(1);
+/// At the start everything must have been known for so long: who is behind a neighbour is heard of a little later than that.
+const KNOWN_LEAST: Duration = Duration::from_millis(100);
+/// A client that is let in to begin anew must do so within this time.
+const PASSED: Duration = Duration::from_secs(10);
+/// A session of which nobody has said anything but that it be waited for is waited for so long.
+const PATIENCE_HEAD: Duration = Duration::from_secs(10);
 /// Letters that are read in one go.
 const LETTERS_PER_TURN: usize = 64;
 /// While something waits for what this broker itself has still to do it is looked for so often.
@@ -98,9 +108,14 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// The first word counts.
     fn say(&self, verdict: Verdict) {
-        *self.verdict.lock() = Some(verdict);
+        self.verdict.lock().get_or_insert(verdict);
         self.waker.wake();
+    }
+
+    fn is_answered(&self) -> bool {
+        self.verdict.lock().is_some()
     }
 }
 
@@ -136,6 +151,10 @@ pub(super) struct Handover {
     coming: Mutex<HashSet<Arc<str>, ahash::RandomState>>,
     /// Where clients' sessions went: others' claims may be on their way still.
     forwarded: DashMap<Arc<str>, (BrokerId, Instant), ahash::RandomState>,
+    /// Of each client the CONNECT that waits: an older one is not served any more.
+    newest: DashMap<Arc<str>, Weak<Waiting>, ahash::RandomState>,
+    /// Who may begin anew in spite of this claim, since when.
+    passed: DashMap<Arc<str>, (Option<Claimed>, Instant), ahash::RandomState>,
     machine: Mutex<Machine>,
 }
 
@@ -152,6 +171,21 @@ struct Machine {
     /// Claims that are not believed yet, and when they were looked at last.
     doubted: Vec<(Arc<str>, Claimed)>,
     doubted_at: Option<Instant>,
+    /// They wait until it is known who has sessions.
+    early: Vec<Request>,
+    knowledge: Knowledge,
+    swept_at: Option<Instant>,
+}
+
+/// Whether it is known who has sessions.
+#[derive(Debug, Default)]
+struct Knowledge {
+    is_whole: bool,
+    /// When this broker began.
+    begun: Option<Instant>,
+    whole_since: Option<Instant>,
+    /// Who can be reached, but what they claim is not known.
+    unknown: HashMap<BrokerId, Instant>,
 }
 
 /// How the other end of a move was heard.
@@ -162,7 +196,7 @@ struct Line {
     id: u64,
     asked_at: Instant,
     heard_at: Instant,
-    /// Since then there is no way to it.
+    /// A letter found no way to it, and none came from there since.
     bounced_at: Option<Instant>,
 }
 
@@ -179,8 +213,9 @@ impl Line {
         (self.peer, self.id) == (peer, id)
     }
 
-    fn is_unreachable(&self, now: Instant) -> bool {
-        self.bounced_at.is_some_and(|at| now.saturating_duration_since(at) >= PATIENCE_UNREACHABLE)
+    fn is_unreachable(&self, turn: &Turn<'_>) -> bool {
+        let is_lost = |since| turn.now.saturating_duration_since(since) >= PATIENCE_UNREACHABLE;
+        self.bounced_at.is_some() && turn.post.lost_since(self.peer).is_some_and(is_lost)
     }
 
     fn is_silent(&self, patience: Duration, now: Instant) -> bool {
@@ -246,6 +281,7 @@ impl Router {
     pub fn join_post(&self, post: Arc<Post>) {
         // The server calls it once.
         let _ = self.post.set(post);
+        self.claims.set_incomplete(true);
     }
 
     /// What a client's CONNECT is to wait for: another broker has its session, or asks for it. None where there is nothing to wait for.
@@ -253,6 +289,9 @@ impl Router {
     pub fn fetch_session(&self, client_id: &str, clean_start: bool, access: Option<Arc<Access>>, now: Instant) -> Option<Fetch> {
         if self.post.get().is_none() || client_id.is_empty() || !Self::is_claimed(access.as_deref()) {
             return None;
+        }
+        if let Some(earlier) = self.handover.newest.remove(client_id).and_then(|(_, earlier)| earlier.upgrade()) {
+            earlier.say(Verdict::Refused);
         }
         let here = self.registry.get(client_id).map(|subscriber| Arc::clone(&subscriber));
         let is_elsewhere = || {
@@ -265,16 +304,30 @@ impl Router {
         };
         let is_on_its_way =
             here.as_ref().is_some_and(|subscriber| subscriber.is_moving()) || self.handover.coming.lock().contains(client_id);
-        if !is_on_its_way && (clean_start || !is_elsewhere()) {
+        let is_unsure = || self.claims.is_incomplete() && here.as_ref().is_none_or(|subscriber| !has_been_here(subscriber));
+        if !is_on_its_way && (clean_start || !(is_elsewhere() || is_unsure())) {
             return None;
         }
         let waiting = Arc::<Waiting>::default();
+        self.handover.newest.insert(Arc::from(client_id), Arc::downgrade(&waiting));
         let fetch = Fetch(Arc::clone(&waiting));
         let stamp = self.claim_stamp(client_id, 0, now);
         let request = Request { client_id: Arc::from(client_id), clean_start, access, waiting, stamp, since: now };
         self.handover.requests.lock().push(request);
         self.handover.waker.wake();
         Some(fetch)
+    }
+
+    /// Whether another broker has the session of a client that is about to begin one here: it has come to light since that was looked for.
+    pub(super) fn is_elsewhere(&self, client_id: &str, access: Option<&Access>, now: Instant) -> bool {
+        if self.post.get().is_none() || !Self::is_claimed(access) {
+            return false;
+        }
+        let passed = self.handover.passed.remove(client_id).map(|(_, (claimed, _))| claimed);
+        match self.newest_claim(client_id, now) {
+            Some(newest) => passed.is_none_or(|passed| passed < Some(newest)),
+            None => passed.is_none() && self.handover.went_to(client_id).is_some(),
+        }
     }
 
     /// Ready where clients wait for their sessions that [`drive_moves`](Self::drive_moves) has not looked at; until then the task is woken when there are some.
@@ -314,13 +367,16 @@ impl Router {
             machine.read(&mut turn, &mail);
         }
         machine.follow_claims(&mut turn);
+        machine.learn(&turn);
         let requests = std::mem::take(&mut *self.handover.requests.lock());
         requests.into_iter().for_each(|request| machine.serve(&mut turn, request));
+        machine.serve_early(&mut turn);
         machine.serve_queue(&mut turn);
         machine.drive_coming(&mut turn);
         machine.drive_leaving(&mut turn);
         machine.drive_ends(&mut turn);
         machine.tell_gone(&mut turn);
+        machine.sweep(&turn);
         *self.handover.coming.lock() = machine.coming.keys().cloned().collect();
         machine.interval()
     }
@@ -335,6 +391,9 @@ impl Handover {
 
 impl Machine {
     fn interval(&self) -> Duration {
+        if !self.early.is_empty() {
+            return LOOK_INTERVAL;
+        }
         let is_moving = self.coming.values().any(Coming::waits_for_us) || self.leaving.values().any(Leaving::waits_for_us);
         if is_moving || self.ghosts.values().any(Ghost::waits_for_us) {
             return LOOK_INTERVAL;
@@ -374,11 +433,71 @@ impl Machine {
         coming.chain(leaving).filter(|line| line.peer == peer).for_each(|line| line.bounced_at = line.bounced_at.or(Some(now)));
     }
 
+    /// Finds out whether it is known who has sessions.
+    fn learn(&mut self, turn: &Turn<'_>) {
+        let claims = &turn.router.claims;
+        let Knowledge { is_whole, begun, whole_since, unknown } = &mut self.knowledge;
+        let age = turn.now.saturating_duration_since(*begun.get_or_insert(turn.now));
+        let is_starting = age < PATIENCE_UNKNOWN;
+        if !is_starting && *is_whole && !claims.is_incomplete() {
+            return;
+        }
+        // Whoever joins from here on says so once more.
+        claims.set_incomplete(false);
+        let (members, reached) = (claims.members(), turn.post.reached());
+        let is_unknown = |broker: &BrokerId| members.get(broker) != Some(&true);
+        unknown.retain(|broker, _| is_unknown(broker) && reached.contains(broker));
+        for broker in reached.iter().filter(|broker| is_unknown(broker)) {
+            unknown.entry(*broker).or_insert(turn.now);
+        }
+        let waits_for = |since: &Instant| turn.now.saturating_duration_since(*since) < PATIENCE_UNKNOWN;
+        let patience = if members.is_empty() { PATIENCE_ALONE } else { PATIENCE_UNKNOWN };
+        let seems_whole = !unknown.values().any(waits_for) && (age >= patience || !reached.is_empty());
+        let since = *whole_since.insert(whole_since.filter(|_| seems_whole).unwrap_or(turn.now));
+        *is_whole = seems_whole && (!is_starting || turn.now.saturating_duration_since(since) >= KNOWN_LEAST);
+        if !*is_whole || is_starting || members.values().any(|is_known| !is_known) {
+            claims.set_incomplete(true);
+        }
+    }
+
+    /// Serves those who waited for that.
+    fn serve_early(&mut self, turn: &mut Turn<'_>) {
+        let is_late = |request: &Request| turn.now.saturating_duration_since(request.since) >= PATIENCE_UNKNOWN;
+        if self.early.is_empty() || !(self.knowledge.is_whole || self.early.iter().any(is_late)) {
+            return;
+        }
+        // Those that are not late wait once more.
+        std::mem::take(&mut self.early).into_iter().for_each(|request| self.serve(turn, request));
+    }
+
+    /// Forgets what need not be known any more.
+    fn sweep(&mut self, turn: &Turn<'_>) {
+        if self.swept_at.is_some_and(|at| turn.now.saturating_duration_since(at) < LOOK_INTERVAL_IDLE) {
+            return;
+        }
+        self.swept_at = Some(turn.now);
+        self.drive_ghosts(turn);
+        let handover = &turn.router.handover;
+        handover.newest.retain(|_, waiting| waiting.strong_count() > 0);
+        handover.passed.retain(|_, (_, at)| turn.now.saturating_duration_since(*at) < PASSED);
+    }
+
     /// A client wants its session.
     fn serve(&mut self, turn: &mut Turn<'_>, request: Request) {
-        // It has gone.
-        if Arc::strong_count(&request.waiting) == 1 {
+        // It has gone, or has come once more.
+        if Arc::strong_count(&request.waiting) == 1 || request.waiting.is_answered() {
             return;
+        }
+        let is_early = || {
+            let here = turn.router.session(&request.client_id);
+            let is_here = here.is_some_and(|subscriber| has_been_here(&subscriber));
+            !is_here && turn.now.saturating_duration_since(request.since) < PATIENCE_UNKNOWN
+        };
+        if !self.knowledge.is_whole && !request.clean_start && is_early() {
+            if self.early.len() < HANDOVERS_WAITING_MAX {
+                return self.early.push(request);
+            }
+            return self.refuse(turn, &request.waiting);
         }
         if self.leaving.contains_key(&request.client_id) {
             return self.came_back(turn, request);
@@ -400,7 +519,7 @@ impl Machine {
         let (router, client_id) = (turn.router, Arc::clone(&request.client_id));
         let newest = router.newest_claim(&client_id, turn.now).filter(|_| !request.clean_start);
         if let Some(newest) = newest {
-            router.yield_session(turn.batch, &client_id, newest, turn.now);
+            router.yield_session(turn.batch, &client_id, newest, false, turn.now);
         }
         let is_here = router.registry.contains_key(&client_id);
         let peer = newest.map(|(_, peer)| peer).or_else(|| router.handover.went_to(&client_id));
@@ -457,8 +576,14 @@ impl Machine {
         {
             self.stop_coming(turn, client_id, Verdict::Refused);
         }
-        if turn.router.yield_session(turn.batch, client_id, theirs, turn.now) {
+        let is_given = self.leaving.get(client_id).is_some_and(Leaving::is_given);
+        if turn.router.yield_session(turn.batch, client_id, theirs, is_given, turn.now) {
             self.forget_leaving(turn, client_id);
         }
     }
+}
+
+/// Whether the session's client was served here in this life of the broker: then nobody else is to be asked.
+fn has_been_here(subscriber: &Subscriber) -> bool {
+    subscriber.lock().epoch != RESTORED_EPOCH
 }

@@ -1,7 +1,7 @@
 //! Three brokers in a line, with real lanes, registers and routers; letters that are lost, come twice or late; a client that goes from one to the other
 //! while others publish everywhere.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Waker;
 
@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::replication::{Deliver, LaneReceiver, MeshMessage, Picks, Port, ReplicationConfig};
 use crate::router::{ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, RouteCache, RouterLimits, Subscribe};
 use crate::session::{Connected, Drained, Journal, Message, OutboundLimits, SessionExpiry, SubscriptionOptions};
-use crate::shared::register::{DeltaHead, Follow, Judgement, Registers, Say};
+use crate::shared::register::{Claim, DeltaHead, Follow, Judgement, Key, Registers, Say, Value};
 use crate::shared::{Carry, Signature, SignedRecord, StampClock};
 
 const STEP: Duration = Duration::from_millis(5);
@@ -46,7 +46,8 @@ struct Net {
     sent: AtomicUsize,
     /// Of the letter with that number.
     fate: Mutex<Option<(usize, Fate)>>,
-    dead: Mutex<BTreeSet<BrokerId>>,
+    /// And since when.
+    dead: Mutex<BTreeMap<BrokerId, Instant>>,
 }
 
 struct Carrier(Arc<Net>, BrokerId);
@@ -54,7 +55,7 @@ struct Carrier(Arc<Net>, BrokerId);
 impl Carry for Carrier {
     fn carry(&self, to: BrokerId, body: &[u8]) -> bool {
         let dead = self.0.dead.lock();
-        if dead.contains(&to) || dead.contains(&self.1) {
+        if dead.contains_key(&to) || dead.contains_key(&self.1) {
             return false;
         }
         let number = self.0.sent.fetch_add(1, Ordering::Relaxed);
@@ -67,6 +68,15 @@ impl Carry for Carrier {
         };
         (0..copies).for_each(|_| self.0.letters.lock().push_back((delay, self.1, to, body.to_vec())));
         true
+    }
+
+    fn lost_since(&self, to: BrokerId) -> Option<Instant> {
+        let dead = self.0.dead.lock();
+        dead.get(&to).or(dead.get(&self.1)).copied()
+    }
+
+    fn reached(&self) -> Vec<BrokerId> {
+        (0..3).map(id).filter(|to| *to != self.1 && self.lost_since(*to).is_none()).collect()
     }
 }
 
@@ -276,12 +286,12 @@ impl World {
         for (delay, from, to, body) in letters {
             if delay > 1 {
                 self.net.letters.lock().push_back((delay - 1, from, to, body));
-            } else if !self.net.dead.lock().contains(&to) {
+            } else if !self.net.dead.lock().contains_key(&to) {
                 self.nodes[to.0 as usize - 1].post.deliver(from, &body);
             }
         }
         for (number, node) in self.nodes.iter_mut().enumerate() {
-            if self.net.dead.lock().contains(&id(number)) {
+            if self.net.dead.lock().contains_key(&id(number)) {
                 continue;
             }
             let _ = node.router.drive_moves(&mut node.batch, node.post.receive(), self.now);
@@ -576,7 +586,7 @@ fn a_new_broker_that_dies_costs_nothing_before_it_has_the_session() {
             continue;
         }
         drop(fetch);
-        world.net.dead.lock().insert(id(1));
+        world.net.dead.lock().insert(id(1), world.now);
         world.nodes[1].router.registry.clear();
         assert!(client.come(&mut world, 0), "{what}");
         client.take_all(&mut world);
@@ -591,7 +601,7 @@ fn an_old_broker_that_cannot_be_reached_is_given_up_and_yields_when_it_is_back()
     let mut world = World::new();
     let mut client = Client::begin(&mut world);
     (0..30).for_each(|_| world.publish());
-    world.net.dead.lock().insert(id(0));
+    world.net.dead.lock().insert(id(0), world.now);
     assert!(!client.come(&mut world, 1), "a new session");
     assert_eq!(world.nodes[1].router.metrics().sessions_unreachable.value(), 1);
     // Registers come all the same here.
@@ -618,7 +628,7 @@ fn what_is_being_delivered_while_a_session_settles_is_in_it_once() {
     let mut world = World::new();
     let mut client = Client::begin(&mut world);
     world.burst = 60;
-    for turn in 0..16 {
+    for turn in 0..10 {
         let at = 1 - turn % 2;
         let (router, post) = (Arc::clone(&world.nodes[at].router), Arc::clone(&world.nodes[at].post));
         let (clock, is_over) = (Arc::clone(&world.clock), AtomicBool::new(false));
@@ -646,4 +656,71 @@ fn what_is_being_delivered_while_a_session_settles_is_in_it_once() {
         }
     }
     client.check(&world, "two threads");
+}
+
+#[test]
+fn a_broker_that_is_cut_off_for_a_moment_is_waited_for() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    (0..30).for_each(|_| world.publish());
+    world.net.dead.lock().insert(id(0), world.now);
+    let fetch = Client::ask(&world, 1).unwrap();
+    (0..500).for_each(|_| world.step());
+    assert!(fetch.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    world.net.dead.lock().clear();
+    assert_eq!(client.wait(&mut world, &fetch), Verdict::Proceed);
+    assert!(client.come(&mut world, 1));
+    client.take_all(&mut world);
+    client.check(&world, "cut off");
+    assert_eq!(world.sessions(), [1]);
+}
+
+#[test]
+fn of_two_connections_of_a_client_that_wait_the_newer_is_served() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    let first = Client::ask(&world, 1).unwrap();
+    (0..2).for_each(|_| world.step());
+    let second = Client::ask(&world, 1).unwrap();
+    assert_eq!(client.wait(&mut world, &second), Verdict::Proceed);
+    assert_eq!(client.wait(&mut world, &first), Verdict::Refused);
+}
+
+#[test]
+fn two_brokers_that_ask_each_other_both_come_to_an_end() {
+    let mut world = World::new();
+    let mut client = Client { at: 0, connection: None, open: BTreeSet::new(), got: Vec::new() };
+    for (node, other) in [(1, 2), (2, 1)] {
+        let went = (id(other), world.now);
+        world.nodes[node].router.handover.forwarded.insert(Arc::from("mover"), went);
+    }
+    let (first, second) = (Client::ask(&world, 1).unwrap(), Client::ask(&world, 2).unwrap());
+    let verdicts = [client.wait(&mut world, &first), client.wait(&mut world, &second)];
+    assert!(verdicts.contains(&Verdict::Proceed), "{verdicts:?}");
+    assert!(!client.come(&mut world, 1), "there was none");
+}
+
+#[test]
+fn who_has_just_begun_asks_nobody_anew_before_it_knows_what_others_have() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    // What is known of the first broker is void.
+    let claims = &world.nodes[1].router.claims;
+    claims.joined(id(0));
+    let fetch = Client::ask(&world, 1).unwrap();
+    (0..100).for_each(|_| world.step());
+    assert!(fetch.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let claimed = world.nodes[2].router.newest_claim("mover", world.now).unwrap();
+    let claims = &world.nodes[1].router.claims;
+    let claim = Value::Claim(Claim { stamp: claimed.0 });
+    claims.changed(id(0), &[(Key::Session(Arc::from("mover")), Some(claim))]);
+    claims.known(id(0));
+    assert_eq!(client.wait(&mut world, &fetch), Verdict::Proceed);
+    assert!(client.come(&mut world, 1), "its session has come");
+    // A claim that comes to light between the two looks.
+    client.leave(&mut world);
+    let router = &world.nodes[0].router;
+    let theirs = router.newest_claim("mover", world.now).unwrap();
+    assert_eq!(theirs.1, id(1));
+    assert!(router.is_elsewhere("mover", None, world.now), "it is not to be begun anew");
 }
