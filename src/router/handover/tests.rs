@@ -501,7 +501,7 @@ fn a_session_goes_with_its_client_and_nothing_is_lost_or_comes_twice() {
         let left = (machine.ghosts.len(), machine.finished.len(), machine.leaving.len(), machine.coming.len());
         assert_eq!(left, (0, 0, 0, 0));
     }
-    let filters: Vec<i64> = world.nodes.iter().map(|node| node.router.metrics().subscriptions.value() as i64).collect();
+    let filters: Vec<i64> = world.nodes.iter().map(|node| node.router.metrics().subscriptions.value()).collect();
     assert_eq!(filters, [0, 1, 0]);
 }
 
