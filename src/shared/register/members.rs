@@ -82,6 +82,8 @@ struct Member {
     seen: Instant,
     /// What counts.
     current: Option<Content>,
+    /// It has said so since it took in what this life of ours had to say. What it said before may be less than a former life of ours had echoed, by which others go.
+    is_fresh: bool,
     /// Of a later life, which has not yet said all that it has to say at its beginning.
     next: Option<Content>,
     /// Nothing is taken in before.
@@ -100,7 +102,7 @@ enum Fit {
 
 impl Member {
     fn new(seen: Instant) -> Self {
-        Self { seen, current: None, next: None, refused_until: None }
+        Self { seen, current: None, is_fresh: false, next: None, refused_until: None }
     }
 
     /// What can be handed on: the latest that has no hole.
@@ -189,6 +191,8 @@ impl Registers {
             follower.joined(*id);
             if let Some(content) = &member.current {
                 follower.changed(*id, &content.changes_from(None));
+            }
+            if member.is_fresh {
                 follower.known(*id);
             }
         }
@@ -361,6 +365,7 @@ impl Registers {
         let place = inner.members.get(&owner).map_or_else(Place::default, Member::place);
         let Some(fit) = fit(&head, mode, place, inner.copy_of(owner, from), inner.is_answer(from, &head)) else { return Ok(()) };
         let signed = Arc::new(signed);
+        let life = inner.life();
         let seek = inner.seeks.get_mut(&owner);
         let result = match (fit, seek) {
             _ if told_bytes(&head) > REGISTER_BYTES_MAX => Err(RegisterError::TooLarge { owner, bytes: REGISTER_BYTES_MAX }),
@@ -378,6 +383,7 @@ impl Registers {
                 let Some(member) = self.member(inner, owner, seen) else { return Ok(()) };
                 let seen = member.seen;
                 if self.go_on(owner, member, delta, &signed, newest) {
+                    self.confirm(owner, member, life);
                     pass_on(&mut inner.ports, Some(from), &head, &signed, seen);
                     Ok(())
                 } else {
@@ -428,9 +434,23 @@ impl Registers {
 
     /// Neighbours are gone, or have less than was known.
     fn promote_all(&self, inner: &mut Inner) {
+        let life = inner.life();
         let Inner { members, ports, .. } = inner;
         for (owner, member) in members.iter_mut().filter(|(_, member)| member.next.is_some()) {
             self.promote_next(*owner, member, newest_of(ports, *owner));
+            self.confirm(*owner, member, life);
+        }
+    }
+
+    /// Looks whether what a member says is known by now: it is from the moment on at which it echoes this life of ours.
+    fn confirm(&self, owner: BrokerId, member: &mut Member, life: Option<Incarnation>) {
+        let echo = || member.current.as_ref().and_then(|content| content.value(&Key::Echo(self.own)));
+        if !member.is_fresh
+            && let (Some(life), Some(Value::Echo(echo))) = (life, echo())
+            && echo.incarnation == life
+        {
+            member.is_fresh = true;
+            self.tell_followers(|follower| follower.known(owner));
         }
     }
 
@@ -438,15 +458,10 @@ impl Registers {
     fn promote(&self, owner: BrokerId, member: &mut Member, content: Content) {
         let changes = content.changes_from(member.current.as_ref());
         let echo = Echo { incarnation: content.incarnation, version: content.echo };
-        let was_known = member.current.replace(content).is_some();
-        self.tell_followers(|follower| {
-            if !changes.is_empty() {
-                follower.changed(owner, &changes);
-            }
-            if !was_known {
-                follower.known(owner);
-            }
-        });
+        member.current = Some(content);
+        if !changes.is_empty() {
+            self.tell_followers(|follower| follower.changed(owner, &changes));
+        }
         if echo.version > 0 {
             self.register.echo(owner, echo);
         }
@@ -592,8 +607,10 @@ impl Registers {
         result
     }
 
-    fn finish_copy(&self, inner: &mut Inner, owner: BrokerId, content: Content, seen: Instant) {
-        let (place, newest) = (content.place(), newest_of(&inner.ports, owner));
+    fn finish_copy(&self, inner: &mut Inner, owner: BrokerId, mut content: Content, seen: Instant) {
+        // Which of its deltas asked for an echo a copy does not tell.
+        content.echo = content.version;
+        let (place, newest, life) = (content.place(), newest_of(&inner.ports, owner), inner.life());
         let Some(member) = self.member(inner, owner, seen) else { return };
         if place <= member.place() {
             return;
@@ -605,6 +622,7 @@ impl Registers {
             member.next = Some(content);
             self.promote_next(owner, member, newest);
         }
+        self.confirm(owner, member, life);
         // A long way at once: who has less is told that there is more.
         let others = inner.ports.values_mut().filter(|port| port.place_of(owner) < place);
         others.for_each(|port| port.untold.push(owner));
@@ -677,6 +695,11 @@ impl Registers {
 }
 
 impl Inner {
+    /// This life of ours, once it is settled.
+    fn life(&self) -> Option<Incarnation> {
+        self.own.as_ref().map(|own| own.incarnation)
+    }
+
     /// The copy of a register that is being made of this neighbour.
     fn copy_of(&self, owner: BrokerId, port: PortId) -> Option<&Copying> {
         self.seeks.get(&owner)?.copy.as_ref().filter(|copy| copy.port == port)

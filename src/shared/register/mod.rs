@@ -58,7 +58,7 @@ pub type Change = (Key, Option<Value>);
 pub trait Follow: Send + Sync {
     /// A broker is a member of the mesh of whose register nothing is known: it wants everything. Comes again where what was known is void.
     fn joined(&self, member: BrokerId);
-    /// From now on what [`changed`](Self::changed) has told is all that its register says.
+    /// From now on what [`changed`](Self::changed) has told is all that its register says, and not less than it has said since this broker was started.
     fn known(&self, member: BrokerId);
     /// Entries of a member have come, are others, or are gone.
     fn changed(&self, member: BrokerId, changes: &[Change]);
