@@ -271,6 +271,8 @@ pub const HANDOVER_PAGE_BYTES: usize = 32 * 1024;
 pub const HANDOVER_PAGES_AT_ONCE: usize = 4;
 /// One session, bytes; one that is larger stays where it is.
 pub const HANDOVER_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// What is in all sessions that come to one broker, or leave it, at once, bytes, beside one that is larger alone; others wait.
+pub const HANDOVERS_BYTES_MAX: usize = HANDOVER_BYTES_MAX;
 /// Sessions that come to one broker at once; others wait for their turn.
 pub const HANDOVERS_MAX: usize = 256;
 /// Of these so many whose content is large.

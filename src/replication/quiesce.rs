@@ -66,15 +66,29 @@ impl Quiesce {
     /// Does something while nobody has the shared side.
     pub fn exclusively<T>(&self, act: impl FnOnce() -> T) -> T {
         let _exclusive = self.exclusive.lock();
-        self.closed.store(true, Ordering::SeqCst);
+        let _closed = Closed::new(self);
         let mut leaving = self.leaving.lock();
         while self.shards.iter().any(|shard| shard.0.load(Ordering::SeqCst) > 0) {
             self.left.wait(&mut leaving);
         }
         drop(leaving);
-        let done = act();
-        self.closed.store(false, Ordering::SeqCst);
-        done
+        act()
+    }
+}
+
+/// Whoever comes waits, until this is dropped: also where what was to be done has panicked.
+struct Closed<'a>(&'a Quiesce);
+
+impl<'a> Closed<'a> {
+    fn new(quiesce: &'a Quiesce) -> Self {
+        quiesce.closed.store(true, Ordering::SeqCst);
+        Self(quiesce)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Ordering::SeqCst);
     }
 }
 

@@ -11,7 +11,7 @@ use super::{Line, Machine, PATIENCE, PATIENCE_HEAD, REPEAT, Request, Turn, Verdi
 use crate::auth::Access;
 use crate::frame::Reader;
 use crate::ids::{BrokerId, MessageId};
-use crate::limits::HANDOVERS_LARGE_MAX;
+use crate::limits::{HANDOVER_PAGES_AT_ONCE, HANDOVERS_BYTES_MAX, HANDOVERS_LARGE_MAX};
 use crate::pressure::Level;
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
@@ -45,6 +45,10 @@ pub(super) struct Coming {
     pub(super) waiting: Vec<Arc<Waiting>>,
     hops: usize,
     since: Instant,
+    /// It has many pages, and its turn.
+    is_large: bool,
+    /// What is in it, bytes.
+    owed: usize,
 }
 
 #[derive(Debug)]
@@ -103,8 +107,22 @@ impl Coming {
         matches!(self.stage, Stage::CatchingUp { .. } | Stage::Installed { .. })
     }
 
+    fn pages(&self) -> Option<&Pages> {
+        match &self.stage {
+            Stage::Head(pages) | Stage::Content { pages, .. } => Some(pages),
+            Stage::CatchingUp { .. } | Stage::Installed { .. } => None,
+        }
+    }
+
+    /// It is one of the few of which many pages are asked for.
     fn is_large(&self) -> bool {
-        matches!(&self.stage, Stage::Content { pages, .. } if pages.are_many())
+        self.is_large && self.pages().is_some()
+    }
+
+    /// It is to be one of these before more is asked for.
+    fn waits_for_turn(&self) -> bool {
+        let has_first = |pages: &Pages| pages.are_many() && pages.next() >= HANDOVER_PAGES_AT_ONCE as u64;
+        !self.is_large && self.pages().is_some_and(has_first)
     }
 }
 
@@ -119,6 +137,8 @@ impl Machine {
             waiting: vec![waiting],
             hops: 0,
             since,
+            is_large: false,
+            owed: 0,
         };
         turn.write(peer, coming.line.id, &Word::Ask { stamp, client_id: &client_id });
         self.coming.insert(client_id, coming);
@@ -145,13 +165,13 @@ impl Machine {
         if is_full {
             return self.stop_coming(turn, &client_id, Verdict::Refused);
         }
-        let may_ask = pages.are_many() || large < HANDOVERS_LARGE_MAX;
         match pages.take(page, of, bytes) {
             Took::Nothing => {}
             Took::Page => coming.line.asked_at = turn.now,
             Took::LastAsked(first) => {
                 coming.line.asked_at = turn.now;
-                if may_ask {
+                coming.is_large |= large < HANDOVERS_LARGE_MAX;
+                if coming.is_large {
                     turn.write(line.0, line.1, &Word::Fetch { part, first });
                 }
             }
@@ -166,10 +186,12 @@ impl Machine {
         let read = || {
             let mut reader = Reader::new(bytes);
             let (left_ms, was_connected) = (reader.varint("rivalry").ok()?, reader.byte("connection").ok()? == 1);
+            let owed = usize::try_from(reader.varint("bytes").ok()?).ok()?;
             let head = MovedHead::decode(reader.rest()).ok()?;
-            (head.client_id == *client_id && head.expiry != SessionExpiry::WithConnection).then_some((left_ms, was_connected, head))
+            let is_it = head.client_id == *client_id && head.expiry != SessionExpiry::WithConnection;
+            is_it.then_some((left_ms, was_connected, owed, head))
         };
-        let Some((left_ms, was_connected, head)) = read() else {
+        let Some((left_ms, was_connected, owed, head)) = read() else {
             tracing::error!(client = ?client_id, "what another broker says of a session is not understood");
             return self.stop_coming(turn, client_id, Verdict::Refused);
         };
@@ -177,6 +199,15 @@ impl Machine {
         if !is_owner(&head.owner, access.as_deref()) {
             // Another user's, as here: the client's begins anew, and its claim ends the other.
             return self.stop_coming(turn, client_id, Verdict::Proceed);
+        }
+        let others: usize = self.coming.values().map(|coming| coming.owed).sum();
+        if let Some(coming) = self.coming.get_mut(client_id) {
+            if others > 0 && others + owed > HANDOVERS_BYTES_MAX {
+                // It is asked for anew in a moment.
+                coming.stage = Stage::Head(Pages::default());
+                return;
+            }
+            coming.owed = owed;
         }
         let (router, now) = (turn.router, turn.now);
         let number = router.next_subscriber_id();
@@ -409,7 +440,7 @@ impl Machine {
             self.finish(turn, &client_id);
         }
         let mut given_up = Vec::new();
-        let large = self.coming.values().filter(|coming| coming.is_large()).count();
+        let mut large = self.coming.values().filter(|coming| coming.is_large()).count();
         for (client_id, coming) in &mut self.coming {
             match &coming.stage {
                 Stage::Installed { .. } => continue,
@@ -434,8 +465,10 @@ impl Machine {
             } else if coming.line.is_silent(PATIENCE, turn.now) {
                 given_up.push((Arc::clone(client_id), Verdict::Refused));
             } else if coming.line.asks_again(REPEAT, turn.now) {
-                let may_ask = coming.is_large() || large < HANDOVERS_LARGE_MAX;
-                if may_ask { coming.ask(turn, client_id, None) } else { coming.line.heard(turn.now) }
+                if coming.waits_for_turn() && large < HANDOVERS_LARGE_MAX {
+                    (coming.is_large, large) = (true, large + 1);
+                }
+                if coming.waits_for_turn() { coming.line.heard(turn.now) } else { coming.ask(turn, client_id, None) }
             }
         }
         for (client_id, verdict) in given_up {

@@ -11,18 +11,20 @@ use super::word::{Outcome, Part, Why, Word, put_covers_before};
 use super::{Line, Machine, REPEAT, Request, Turn, Verdict};
 use crate::frame::put_varint;
 use crate::ids::BrokerId;
-use crate::limits::{HANDOVER_BYTES_MAX, HANDOVER_PAGES_AT_ONCE};
+use crate::limits::{HANDOVER_BYTES_MAX, HANDOVER_PAGE_BYTES, HANDOVER_PAGES_AT_ONCE, HANDOVERS_BYTES_MAX};
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
 use crate::router::connect::TakenOver;
 use crate::router::deadlines::Due;
-use crate::session::{MovedContent, MovedHead, Moving, SessionExpiry, Subscriber};
+use crate::session::{MovedContent, MovedHead, Moving, SessionExpiry, State, Subscriber};
 use crate::topic;
 
 /// The new broker says nothing for so long: the session stays.
 const PATIENCE_LEAVING: Duration = Duration::from_secs(10);
 /// Between two questions what became of what was given away.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// What a message in a session takes on the way beside its payload, about.
+const ENTRY_BYTES: usize = 64;
 /// Where a session went is remembered so long.
 const FORWARDED: Duration = Duration::from_secs(60);
 
@@ -153,7 +155,7 @@ impl Machine {
         let was_connected = subscriber.leave(&mut state, stamp, now);
         router.tell_presence(&state, was_connected);
         let head = MovedHead::of(&subscriber, &state);
-        let (epoch, expiry) = (state.epoch, state.expiry);
+        let (epoch, expiry, owed) = (state.epoch, state.expiry, bytes_of(&state));
         let delay = state.will.as_ref().map(|will| will.delay);
         drop(state);
         router.subscriptions_changed(0);
@@ -172,6 +174,7 @@ impl Machine {
         let mut bytes = Vec::new();
         put_varint(&mut bytes, left_ms);
         bytes.push(u8::from(was_connected));
+        put_varint(&mut bytes, owed as u64);
         head.encode(&mut bytes);
         let stage = Stage::Head { pages: in_pages(bytes) };
         Ok(Leaving { line: Line::new(to, id, now), stamp, subscriber, stage, waiting: Vec::new() })
@@ -221,16 +224,37 @@ impl Machine {
         {
             *place = Some(covers);
         }
+        if self.is_full_for(&client_id) {
+            return turn.write(to, id, &Word::No(Why::Wait));
+        }
         self.give(turn, &client_id);
+    }
+
+    /// Whether so much has been given that this session is to wait until others are gone.
+    fn is_full_for(&self, client_id: &Arc<str>) -> bool {
+        let owed = self.leaving.get(client_id).map_or(0, |leaving| bytes_of(&leaving.subscriber.lock()));
+        let given = |leaving: &Leaving| match &leaving.stage {
+            Stage::Given { pages, .. } => pages.len() * HANDOVER_PAGE_BYTES,
+            Stage::Head { .. } | Stage::Cut { .. } => 0,
+        };
+        // Small ones are too many to be counted, and do little.
+        owed > HANDOVER_PAGE_BYTES && {
+            let given: usize = self.leaving.values().map(given).sum();
+            given > 0 && given + owed > HANDOVERS_BYTES_MAX
+        }
     }
 
     /// Gives away what is in the session, once this broker has delivered what the new one is not to miss.
     fn give(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
-        let Some(leaving) = self.leaving.get_mut(client_id) else { return };
+        let Some(leaving) = self.leaving.get(client_id) else { return };
         let Stage::Cut { parts } = &leaving.stage else { return };
         if !parts.iter().all(|part| part.as_ref().is_some_and(|covers| turn.mesh.has_delivered(covers))) {
             return;
         }
+        if self.is_full_for(client_id) {
+            return;
+        }
+        let Some(leaving) = self.leaving.get(client_id) else { return };
         let subscriber = Arc::clone(&leaving.subscriber);
         let look = |router: &Router, mesh: &Replication| {
             let mut state = subscriber.lock();
@@ -468,6 +492,12 @@ impl Machine {
         late.iter().filter_map(|id| self.ghosts.remove(id)).for_each(|ghost| ghost.end(turn.router));
         turn.router.handover.forwarded.retain(|_, (_, at)| turn.now.saturating_duration_since(*at) < FORWARDED);
     }
+}
+
+/// What a session takes on the way, more or less.
+fn bytes_of(state: &State) -> usize {
+    let (count, bytes) = state.outbound.owed();
+    bytes + count * ENTRY_BYTES
 }
 
 impl Ghost {

@@ -16,7 +16,7 @@ use crate::limits::{NEWCOMER_TIME, REGISTER_FILTERS_MAX};
 use crate::metrics::Metrics;
 use crate::replication::{Deliver, LaneReceiver, MeshMessage, Picks, Port, ReplicationConfig};
 use crate::router::{ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, RouteCache, RouterLimits, Subscribe};
-use crate::session::{Connected, Drained, Journal, Message, OutboundLimits, SessionExpiry, SubscriptionOptions};
+use crate::session::{Connected, Drained, Journal, Message, MovedContent, OutboundLimits, SessionExpiry, SubscriptionOptions};
 use crate::shared::register::{Claim, DeltaHead, Follow, Judgement, Key, Registers, Say, Value};
 use crate::shared::{Carry, Signature, SignedRecord, StampClock};
 
@@ -723,4 +723,27 @@ fn who_has_just_begun_asks_nobody_anew_before_it_knows_what_others_have() {
     let theirs = router.newest_claim("mover", world.now).unwrap();
     assert_eq!(theirs.1, id(1));
     assert!(router.is_elsewhere("mover", None, world.now), "it is not to be begun anew");
+}
+
+#[test]
+fn a_session_of_many_pages_comes_whole() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    world.burst = 60;
+    for _ in 0..40 {
+        world.publish();
+        world.step();
+    }
+    let (content, mut bytes) = (MovedContent::of(&world.nodes[0].router.session("mover").unwrap().lock()), Vec::new());
+    content.encode(world.now, &mut bytes);
+    let bytes = bytes.len();
+    assert!(bytes > 2 * crate::limits::HANDOVER_PAGES_AT_ONCE * crate::limits::HANDOVER_PAGE_BYTES, "{bytes}");
+    assert!(client.come(&mut world, 1));
+    client.take_all(&mut world);
+    while client.got.len() < 6 * world.published {
+        let before = client.got.len();
+        client.take_all(&mut world);
+        assert!(client.got.len() > before, "{before} of {}", 6 * world.published);
+    }
+    client.check(&world, "many pages");
 }
