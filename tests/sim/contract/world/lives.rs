@@ -52,8 +52,8 @@ impl World {
         };
         router.join_mesh(Arc::clone(&replication));
         let post = Arc::<Post>::default();
-        let (letters, ways) = (Arc::clone(&self.letters), Arc::clone(&self.ways));
-        let carrier = Arc::new(Carrier { broker: number, letters, ways });
+        let (letters, ways, lost) = (Arc::clone(&self.letters), Arc::clone(&self.ways), Arc::clone(&self.lost));
+        let carrier = Arc::new(Carrier { broker: number, letters, ways, lost, begun: self.now });
         let carry: Arc<dyn Carry> = Arc::clone(&carrier) as _;
         post.open(Arc::downgrade(&carry));
         router.join_post(Arc::clone(&post));
@@ -182,6 +182,9 @@ impl World {
             .flat_map(|one| self.connected_with(one).into_iter().map(move |other| (one, other)))
             .map(|(one, other)| (one, self.claims[other].id))
             .collect();
+        let mut lost = self.lost.lock().unwrap();
+        lost.extend(self.ways.lock().unwrap().difference(&all).map(|way| (*way, self.now)));
+        lost.retain(|way, _| !all.contains(way));
         *self.ways.lock().unwrap() = all;
     }
 

@@ -310,12 +310,16 @@ impl Wake for Alarm {
 type Letters = Arc<Mutex<Vec<(usize, BrokerId, Vec<u8>)>>>;
 /// Who is connected with whom.
 type Ways = Arc<Mutex<BTreeSet<(usize, BrokerId)>>>;
+/// Who was, and until when.
+type Lost = Arc<Mutex<BTreeMap<(usize, BrokerId), Instant>>>;
 
 /// Takes a broker's letters on their way.
 struct Carrier {
     broker: usize,
     letters: Letters,
     ways: Ways,
+    lost: Lost,
+    begun: Instant,
 }
 
 impl Carry for Carrier {
@@ -325,6 +329,17 @@ impl Carry for Carrier {
         }
         self.letters.lock().unwrap().push((self.broker, to, body.to_vec()));
         true
+    }
+
+    fn lost_since(&self, to: BrokerId) -> Option<Instant> {
+        let has_way = self.ways.lock().unwrap().contains(&(self.broker, to));
+        let lost = self.lost.lock().unwrap().get(&(self.broker, to)).copied();
+        (!has_way).then(|| lost.map_or(self.begun, |at| at.max(self.begun)))
+    }
+
+    fn reached(&self) -> Vec<BrokerId> {
+        let ways = self.ways.lock().unwrap();
+        ways.iter().filter(|(from, _)| *from == self.broker).map(|(_, to)| *to).collect()
     }
 }
 
@@ -433,6 +448,7 @@ pub(super) struct World {
     woken: Arc<Mutex<Vec<Sleeper>>>,
     letters: Letters,
     ways: Ways,
+    lost: Lost,
     is_loud: bool,
 }
 
@@ -477,6 +493,7 @@ impl World {
             woken: Arc::default(),
             letters: Arc::default(),
             ways: Arc::default(),
+            lost: Arc::default(),
             is_loud: std::env::var("LOUD").is_ok(),
             rng,
         };
