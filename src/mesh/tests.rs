@@ -727,7 +727,7 @@ impl Side {
         let (told, events) = mpsc::channel(driver::EVENTS_MAX);
         let factory: DeliverFactory = Arc::new(|| Box::new(Ignore));
         let port = replication.add_port(id);
-        let post = PostOffice::open(local.identity.id, Arc::default());
+        let post = PostOffice::open(local.identity.id, Arc::default(), clock::now());
         let side = link::LocalSide { deliver: factory, retained: Arc::new(Nothing), replication: Arc::clone(&replication), post };
         let (link, _) = link::start(candidate, id, port, local, side, told);
         Self { link, events, replication }
