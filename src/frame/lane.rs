@@ -519,7 +519,8 @@ impl<'a> Messages<'a> {
         Self { reader: Reader::new(body), first, previous: None }
     }
 
-    #[inline]
+    // Else every message is moved through memory once more, twice over.
+    #[inline(always)]
     fn read(&mut self) -> Result<(u64, Entry<'a>), FrameError> {
         let delta = self.reader.varint("message's step")?;
         let sequence = match self.previous {
@@ -578,7 +579,7 @@ impl<'a> Messages<'a> {
 impl<'a> Iterator for Messages<'a> {
     type Item = Result<(u64, Entry<'a>), FrameError>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if self.reader.is_empty() {
             return None;

@@ -102,6 +102,7 @@ impl Picks<'_> {
 
 impl<'a> Picks<'a> {
     /// The QoS and, without the picks themselves, what [`flags`](Self::flags) wrote.
+    #[cold]
     pub(super) fn read_flags(reader: &mut Reader<'a>) -> Result<(QoS, Self), FrameError> {
         let flags = reader.byte("picks' flags")?;
         let bad = FrameError::Value { field: "set of picks' flags", value: u64::from(flags) };
@@ -114,6 +115,7 @@ impl<'a> Picks<'a> {
     }
 
     /// The picks themselves.
+    #[cold]
     pub(super) fn read(self, reader: &mut Reader<'a>) -> Result<Self, FrameError> {
         let count = reader.varint_max(PICKS_MAX as u64, "count of picks")?;
         if count == 0 {

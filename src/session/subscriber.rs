@@ -133,7 +133,7 @@ pub struct State {
     /// Filters, as subscribed (with `$share/...`).
     pub subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
     /// How many of them are of share groups.
-    pub shared_subscriptions: usize,
+    pub shared_subscriptions: u32,
     /// What they take, by [`crate::limits::SUBSCRIPTIONS_BYTES_MAX`].
     pub subscriptions_bytes: usize,
     /// Armed while connected, and through the delay afterwards.
