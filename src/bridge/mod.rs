@@ -228,8 +228,6 @@ struct Bridge {
     closed_private: AtomicU32,
     /// The foreign broker does not understand that a bridge comes.
     refuses_private: AtomicBool,
-    /// The foreign broker has the subscriptions of this configuration, as long as it has the session.
-    is_subscribed: AtomicBool,
     /// Which address is tried first.
     address: AtomicUsize,
 }
@@ -255,7 +253,6 @@ impl Bridge {
             will: Mutex::default(),
             closed_private: AtomicU32::new(0),
             refuses_private: AtomicBool::new(false),
-            is_subscribed: AtomicBool::new(false),
             address: AtomicUsize::new(0),
             config: one.clone(),
         }
@@ -378,9 +375,7 @@ impl Bridge {
             retain: self.config.outgoing_retain && remote.takes_retained,
             keep_alive: remote.keep_alive,
             spare_id,
-            has_subscriptions: remote.version != ProtocolVersion::V5
-                && remote.session_present
-                && self.is_subscribed.load(Ordering::Relaxed),
+            has_subscriptions: remote.version != ProtocolVersion::V5 && remote.session_present && self.status.is_subscribed(),
         }
     }
 
@@ -456,12 +451,7 @@ impl Bridge {
         }
         self.connected(&remote);
         let told = Box::pin(async move { is_over(&mut turns).await });
-        let relayed = async {
-            let end = relay.run(pipe, remote.stream, remote.rest, told).await;
-            self.is_subscribed.store(relay.is_subscribed, Ordering::Relaxed);
-            end
-        };
-        let (end, ()) = tokio::join!(relayed, client.serve());
+        let (end, ()) = tokio::join!(relay.run(pipe, remote.stream, remote.rest, told), client.serve());
         self.status.set_connected(false);
         self.show_state(false);
         Ok(end)

@@ -112,8 +112,6 @@ pub(super) struct Relay<'a> {
     sweeping: BTreeSet<PacketId>,
     topic: String,
     asked: Asked<'a>,
-    /// It has all subscriptions of this configuration.
-    pub(super) is_subscribed: bool,
     /// User properties with the mark.
     marked: Vec<u8>,
 }
@@ -136,7 +134,7 @@ impl<'a> Relay<'a> {
     /// When the filters do not fit a packet.
     pub(super) fn new(topics: &'a Topics, status: &'a Status, foreign: Foreign<'a>, unsubscribes: bool) -> Result<Self, End> {
         let mut relay = Self::silent(topics, status, foreign);
-        relay.is_subscribed = foreign.has_subscriptions;
+        status.set_subscribed(foreign.has_subscriptions);
         // They are taken from the end.
         relay.asked.subscribe = topics.remote().into_iter().rev().filter(|_| !foreign.has_subscriptions).collect();
         relay.asked.unsubscribe =
@@ -157,7 +155,6 @@ impl<'a> Relay<'a> {
             sweeping: BTreeSet::new(),
             topic: String::new(),
             asked: Asked::default(),
-            is_subscribed: false,
             marked: Vec::new(),
         }
     }
@@ -201,7 +198,7 @@ impl<'a> Relay<'a> {
             let packet = Subscribe { packet_id, properties: SubscribeProperties::default(), filters };
             return Ok(codec::encode(&mut self.to_remote, self.foreign.version, &Packet::Subscribe(packet))?);
         }
-        self.is_subscribed = !asked.is_refused;
+        self.status.set_subscribed(!asked.is_refused);
         if asked.unsubscribe.is_empty() {
             return Ok(());
         }
@@ -814,14 +811,14 @@ mod tests {
             assert_eq!(said(&mut relay.to_remote, V5), ["SUBSCRIBE 900 07 06 05 04 03 02 01 00"]);
             relay.hear_remote(&suback(900, refusal)).unwrap();
             assert_eq!(said(&mut relay.to_remote, V5), ["SUBSCRIBE 900 09 08"]);
-            assert!(!relay.is_subscribed);
+            assert!(!status.is_subscribed());
             relay.hear_remote(&suback(900, ReasonCode::GrantedQoS1)).unwrap();
             assert_eq!(said(&mut relay.to_remote, V5), ["UNSUBSCRIBE 900 12 13 14 15 16 17 18 19"]);
             // Whoever says it again and again gets nothing for it.
             relay.hear_remote(&suback(900, ReasonCode::GrantedQoS1)).unwrap();
             relay.hear_remote(&suback(900, ReasonCode::GrantedQoS1)).unwrap();
             assert!(relay.to_remote.is_empty());
-            assert_eq!(relay.is_subscribed, is_subscribed);
+            assert_eq!(status.is_subscribed(), is_subscribed);
         }
     }
 

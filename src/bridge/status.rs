@@ -11,6 +11,7 @@ pub(super) struct Status {
     name: String,
     is_serving: AtomicBool,
     is_connected: AtomicBool,
+    is_subscribed: AtomicBool,
     /// Times that the foreign broker has let the bridge in.
     pub(super) connects: Counter,
     /// Attempts that failed, and connections that ended.
@@ -33,6 +34,7 @@ impl Status {
             name: name.to_owned(),
             is_serving: AtomicBool::new(false),
             is_connected: AtomicBool::new(false),
+            is_subscribed: AtomicBool::new(false),
             connects: Counter::default(),
             failures: Counter::default(),
             sent: Counter::default(),
@@ -58,6 +60,17 @@ impl Status {
         self.is_connected.store(is_connected, Ordering::Relaxed);
     }
 
+    /// Whether the foreign broker has the subscriptions of this configuration, as long as it has the session: only what is said there from now on
+    /// comes to the bridge.
+    pub(super) fn set_subscribed(&self, is_subscribed: bool) {
+        self.is_subscribed.store(is_subscribed, Ordering::Relaxed);
+    }
+
+    /// See [`Self::set_subscribed`].
+    pub(super) fn is_subscribed(&self) -> bool {
+        self.is_subscribed.load(Ordering::Relaxed)
+    }
+
     pub(super) fn samples(&self) -> impl Iterator<Item = Sample> + use<> {
         let gauge = |name, help, value: &AtomicBool| Sample::gauge(name, help, f64::from(u8::from(value.load(Ordering::Relaxed))));
         let counter = |name, help, counter: &Counter| Sample::counter(name, help, counter.value());
@@ -65,6 +78,7 @@ impl Status {
         [
             gauge("bridge_serving", "Whether this broker serves the bridge", &self.is_serving),
             gauge("bridge_connected", "Whether the bridge is connected to its foreign broker", &self.is_connected),
+            gauge("bridge_subscribed", "Whether the foreign broker has all subscriptions of the bridge", &self.is_subscribed),
             counter("bridge_connects", "Times that the foreign broker has let the bridge in", &self.connects),
             counter("bridge_failures", "Attempts of the bridge that failed, and connections that ended", &self.failures),
             counter("bridge_messages_sent", "Messages that the bridge gave to its foreign broker", &self.sent),

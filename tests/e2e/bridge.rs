@@ -93,7 +93,10 @@ fn metric(broker: &Broker, name: &str) -> u64 {
 }
 
 fn wait_for_bridge(broker: &Broker) {
-    wait_for("a bridge that is connected", || (metric(broker, "connected") == 1).then_some(()));
+    // What is said there before the foreign broker has the subscriptions is nobody's.
+    wait_for("a bridge that is connected", || {
+        (metric(broker, "connected") == 1 && metric(broker, "subscribed") == 1).then_some(())
+    });
 }
 
 fn say(client: &mut Client, topic: &str, payload: &str, qos: u8) {
