@@ -277,6 +277,8 @@ pub const HANDOVERS_BYTES_MAX: usize = HANDOVER_BYTES_MAX;
 pub const HANDOVERS_MAX: usize = 256;
 /// Of these so many whose content is large.
 pub const HANDOVERS_LARGE_MAX: usize = 8;
+/// Sessions that a broker which is to be empty offers to others, or hands over, at once.
+pub const OFFERS_MAX: usize = 64;
 /// Clients that wait for their turn.
 pub const HANDOVERS_WAITING_MAX: usize = 20_000;
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::session::Subscriber;
+use crate::session::{Subscriber, SubscriberId};
 
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +93,17 @@ impl Deadlines {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.inner.lock().heap.len()
+    }
+
+    /// When sessions end that are not void by their epoch.
+    pub(super) fn expiries(&self) -> Vec<(SubscriberId, Instant)> {
+        let inner = self.inner.lock();
+        let expiries = inner.heap.iter().filter(|Reverse(one)| one.due == Due::Expiry);
+        let found = expiries.filter_map(|Reverse(one)| {
+            let subscriber = one.subscriber.upgrade().filter(|subscriber| subscriber.is_latest(one.epoch))?;
+            Some((subscriber.id, one.at))
+        });
+        found.collect()
     }
 
     /// The next one that is due at `now`.

@@ -10,6 +10,7 @@ mod claims;
 mod connect;
 mod copies;
 mod deadlines;
+mod drain;
 mod handover;
 mod picks;
 mod presence;
@@ -32,6 +33,7 @@ use dashmap::DashMap;
 use parking_lot::RwLock;
 
 pub use connect::{ConnectRequest, Connection, Farewell, NoSession};
+pub use drain::{Census, Judge};
 pub use handover::{Fetch, Verdict};
 pub use publish::{Arrival, Batch, Ingress, LinkDelivery, Routed};
 pub use retained::{MeshCounts, RetainedFull, RetainedStore, Unbelievable};
@@ -41,6 +43,7 @@ pub use system::{is_own_state, is_system};
 
 use self::claims::Claims;
 use self::deadlines::Deadlines;
+use self::drain::{Drain, Judged};
 use self::handover::Handover;
 use self::route::Subscriptions;
 use crate::config::SharedStrategy;
@@ -84,6 +87,9 @@ pub struct Router {
     post: OnceLock<Arc<Post>>,
     claims: Arc<Claims>,
     handover: Handover,
+    drain: Drain,
+    /// What those may do whose sessions come without them.
+    judge: OnceLock<Judged>,
     /// Where it is written down what outlives the broker; none: nothing does.
     journal: Option<Arc<Journal>>,
     metrics: Arc<Metrics>,
@@ -113,6 +119,8 @@ impl Router {
             post: OnceLock::new(),
             claims: Arc::default(),
             handover: Handover::default(),
+            drain: Drain::default(),
+            judge: OnceLock::new(),
             journal,
             metrics,
             pressure: Pressure::default(),

@@ -41,6 +41,8 @@ pub(super) struct Coming {
     pub(super) line: Line,
     stamp: u64,
     access: Option<Arc<Access>>,
+    /// It comes without its client: nobody waits for it.
+    is_offered: bool,
     stage: Stage,
     pub(super) waiting: Vec<Arc<Waiting>>,
     hops: usize,
@@ -85,6 +87,26 @@ pub(super) struct Finished {
 }
 
 impl Coming {
+    fn new(line: Line, stamp: u64, since: Instant) -> Self {
+        Self {
+            line,
+            stamp,
+            access: None,
+            is_offered: false,
+            stage: Stage::Head(Pages::default()),
+            waiting: Vec::new(),
+            hops: 0,
+            since,
+            is_large: false,
+            owed: 0,
+        }
+    }
+
+    /// One that the other broker offers.
+    pub(super) fn offered(from: BrokerId, stamp: u64, now: Instant) -> Self {
+        Self { is_offered: true, ..Self::new(Line::new(from, rand::random(), now), stamp, now) }
+    }
+
     pub(super) fn stamp(&self) -> u64 {
         self.stamp
     }
@@ -93,9 +115,9 @@ impl Coming {
         matches!(self.stage, Stage::Head(_)) && self.line.peer == theirs.1 && (self.stamp, own) < theirs
     }
 
-    /// A client wants it still.
+    /// A client wants it still, or it comes without one.
     fn is_waited_for(&self) -> bool {
-        self.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1 && !waiting.is_answered())
+        self.is_offered || self.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1 && !waiting.is_answered())
     }
 
     pub(super) fn is_installed(&self) -> bool {
@@ -129,17 +151,8 @@ impl Coming {
 impl Machine {
     pub(super) fn begin_coming(&mut self, turn: &mut Turn<'_>, request: Request, peer: BrokerId) {
         let Request { client_id, access, waiting, stamp, since, .. } = request;
-        let coming = Coming {
-            line: Line::new(peer, rand::random(), turn.now),
-            stamp,
-            access,
-            stage: Stage::Head(Pages::default()),
-            waiting: vec![waiting],
-            hops: 0,
-            since,
-            is_large: false,
-            owed: 0,
-        };
+        let line = Line::new(peer, rand::random(), turn.now);
+        let coming = Coming { access, waiting: vec![waiting], ..Coming::new(line, stamp, since) };
         turn.write(peer, coming.line.id, &Word::Ask { stamp, client_id: &client_id });
         self.coming.insert(client_id, coming);
     }
@@ -195,7 +208,12 @@ impl Machine {
             tracing::error!(client = ?client_id, "what another broker says of a session is not understood");
             return self.stop_coming(turn, client_id, Verdict::Refused);
         };
-        let Some(access) = self.coming.get(client_id).map(|coming| coming.access.clone()) else { return };
+        let Some(coming) = self.coming.get(client_id) else { return };
+        let access = match coming.is_offered {
+            true => turn.router.judge_owner(&head.owner),
+            false => Ok(coming.access.clone()),
+        };
+        let Ok(access) = access else { return self.stop_coming(turn, client_id, Verdict::Refused) };
         if !is_owner(&head.owner, access.as_deref()) {
             // Another user's, as here: the client's begins anew, and its claim ends the other.
             return self.stop_coming(turn, client_id, Verdict::Proceed);
@@ -328,11 +346,14 @@ impl Machine {
         if router.journal.as_ref().is_some_and(|journal| journal.committed() < *number) {
             return;
         }
-        let Some(Coming { mut line, stamp, waiting, .. }) = self.coming.remove(client_id) else { return };
+        let Some(Coming { mut line, stamp, is_offered, waiting, .. }) = self.coming.remove(client_id) else { return };
         router.handover.forwarded.remove(client_id);
         // Unless it has ended meanwhile, or has been claimed anew.
         if let Some(subscriber) = router.registry.get(client_id).filter(|subscriber| subscriber.lock().claimed == stamp) {
             router.claim(&subscriber, stamp);
+        }
+        if is_offered && let Some(subscriber) = router.session(client_id) {
+            router.judge_newcomer(turn.batch, &subscriber, turn.now);
         }
         router.metrics.sessions_fetched.add(1);
         turn.write(line.peer, line.id, &Word::Done { stamp, client_id });
@@ -461,7 +482,9 @@ impl Machine {
                 Stage::Content { .. } => {}
             }
             if coming.line.is_unreachable(turn) {
-                given_up.push((Arc::clone(client_id), Verdict::Proceed));
+                // Only for its client a session is begun anew.
+                let verdict = if coming.waiting.is_empty() { Verdict::Refused } else { Verdict::Proceed };
+                given_up.push((Arc::clone(client_id), verdict));
             } else if coming.line.is_silent(PATIENCE, turn.now) {
                 given_up.push((Arc::clone(client_id), Verdict::Refused));
             } else if coming.line.asks_again(REPEAT, turn.now) {

@@ -25,6 +25,7 @@
 //! |---|---|
 //! | `leaving` | the old broker's side |
 //! | `coming` | the new broker's side |
+//! | `offers` | sessions that leave without their clients |
 //! | `pages` | what is too large for one letter |
 //! | `word` | what they say, as bytes |
 //!
@@ -35,12 +36,14 @@
 
 mod coming;
 mod leaving;
+mod offers;
 mod pages;
 #[cfg(test)]
 mod tests;
 mod word;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -51,6 +54,7 @@ use parking_lot::Mutex;
 
 use self::coming::{Coming, Finished};
 use self::leaving::{Ghost, Leaving};
+use self::offers::Offers;
 use self::word::Word;
 use super::claims::Claimed;
 use super::{Arrival, Batch, Ingress, RouteCache, Router};
@@ -155,6 +159,8 @@ pub(super) struct Handover {
     newest: DashMap<Arc<str>, Weak<Waiting>, ahash::RandomState>,
     /// Who may begin anew in spite of this claim, since when.
     passed: DashMap<Arc<str>, (Option<Claimed>, Instant), ahash::RandomState>,
+    /// Sessions that leave, or have left and draw messages still.
+    leaving: AtomicUsize,
     machine: Mutex<Machine>,
 }
 
@@ -174,6 +180,7 @@ struct Machine {
     /// They wait until it is known who has sessions.
     early: Vec<Request>,
     knowledge: Knowledge,
+    offers: Offers,
     swept_at: Option<Instant>,
 }
 
@@ -330,6 +337,12 @@ impl Router {
         }
     }
 
+    /// Sessions that leave for other brokers, and those that have left and of which not all members know it.
+    #[must_use]
+    pub fn leaving(&self) -> usize {
+        self.handover.leaving.load(Ordering::Relaxed)
+    }
+
     /// Ready where clients wait for their sessions that [`drive_moves`](Self::drive_moves) has not looked at; until then the task is woken when there are some.
     pub fn poll_fetches(&self, context: &mut Context<'_>) -> Poll<()> {
         self.handover.waker.register(context.waker());
@@ -374,10 +387,12 @@ impl Router {
         machine.serve_queue(&mut turn);
         machine.drive_coming(&mut turn);
         machine.drive_leaving(&mut turn);
+        machine.drive_offers(&mut turn);
         machine.drive_ends(&mut turn);
         machine.tell_gone(&mut turn);
         machine.sweep(&turn);
         *self.handover.coming.lock() = machine.coming.keys().cloned().collect();
+        self.handover.leaving.store(machine.leaving.len() + machine.ghosts.len(), Ordering::Relaxed);
         machine.interval()
     }
 }
@@ -398,7 +413,11 @@ impl Machine {
         if is_moving || self.ghosts.values().any(Ghost::waits_for_us) {
             return LOOK_INTERVAL;
         }
-        let is_idle = self.coming.is_empty() && self.leaving.is_empty() && self.finished.is_empty() && self.queue.is_empty();
+        let is_idle = self.offers.is_empty()
+            && self.coming.is_empty()
+            && self.leaving.is_empty()
+            && self.finished.is_empty()
+            && self.queue.is_empty();
         if is_idle { LOOK_INTERVAL_IDLE } else { LOOK_INTERVAL_SLOW }
     }
 
@@ -413,6 +432,7 @@ impl Machine {
         };
         match word {
             Word::Ask { stamp, client_id } => self.asked(turn, (from, id), stamp, client_id),
+            Word::Offer { stamp, client_id } => self.offered(turn, from, stamp, client_id),
             Word::Fetch { part, first } => self.fetched(turn, (from, id), part, first),
             Word::Cut { part, parts, covers } => self.cut(turn, (from, id), (part, parts), covers),
             Word::Done { stamp, client_id } => self.done(turn, (from, id), stamp, client_id),

@@ -15,8 +15,11 @@ use crate::interest::{Interest, Mode, Rules};
 use crate::limits::{NEWCOMER_TIME, REGISTER_FILTERS_MAX};
 use crate::metrics::Metrics;
 use crate::replication::{Deliver, LaneReceiver, MeshMessage, Picks, Port, ReplicationConfig};
-use crate::router::{ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, RouteCache, RouterLimits, Subscribe};
-use crate::session::{Connected, Drained, Journal, Message, MovedContent, OutboundLimits, SessionExpiry, SubscriptionOptions};
+use crate::router::deadlines::Due;
+use crate::router::{Census, ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, RouteCache, RouterLimits, Subscribe};
+use crate::session::{
+    Connected, Drained, Journal, Message, MovedContent, OutboundLimits, SessionExpiry, SubscriptionOptions, Will,
+};
 use crate::shared::register::{Claim, DeltaHead, Follow, Judgement, Key, Registers, Say, Value};
 use crate::shared::{Carry, Signature, SignedRecord, StampClock};
 
@@ -746,4 +749,105 @@ fn a_session_of_many_pages_comes_whole() {
         assert!(client.got.len() > before, "{before} of {}", 6 * world.published);
     }
     client.check(&world, "many pages");
+}
+
+/// The first broker is to be empty; steps until it is, or fails.
+fn empty(world: &mut World, what: &str) {
+    world.nodes[0].router.refuse_clients(true);
+    world.nodes[0].router.give_sessions_away(true);
+    for step in 0..4_000 {
+        if step % 8 == 0 && world.published < 4_000 {
+            world.publish();
+        }
+        world.step();
+        if world.nodes[0].router.census() == (Census { clients: 1, sessions: 1 }) {
+            return;
+        }
+    }
+    panic!("{what}: it is never empty: {:?}", world.nodes[0].router.handover.machine.lock());
+}
+
+#[test]
+fn whatever_letter_is_lost_or_comes_twice_or_late_a_session_leaves_without_its_client() {
+    let letters = letters_of_a_move() + 1;
+    for number in 0..letters {
+        for fate in [Fate::Lost, Fate::Twice, Fate::Late] {
+            let what = format!("letter {number} {fate:?}");
+            let mut world = World::new();
+            let mut client = Client::begin(&mut world);
+            (0..30).for_each(|_| world.publish());
+            world.net.sent.store(0, Ordering::Relaxed);
+            *world.net.fate.lock() = Some((number, fate));
+            empty(&mut world, &what);
+            (0..400).for_each(|_| world.step());
+            assert_eq!(world.nodes[0].router.leaving(), 0, "{what}");
+            let has_it = world.sessions();
+            assert!(has_it == [1] || has_it == [2], "{what}: {has_it:?}");
+            // It comes where it is, or is fetched from there.
+            assert!(client.come(&mut world, 1 + number % 2), "{what}");
+            client.take_all(&mut world);
+            client.check(&world, &what);
+            let yielded: u64 = world.nodes.iter().map(|node| node.router.metrics().sessions_yielded.value()).sum();
+            assert_eq!(yielded, 0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_comes_while_its_session_leaves_without_it_finds_it() {
+    for steps in 0..24 {
+        let what = format!("after {steps} steps");
+        let mut world = World::new();
+        let mut client = Client::begin(&mut world);
+        (0..30).for_each(|_| world.publish());
+        world.nodes[0].router.give_sessions_away(true);
+        for _ in 0..steps {
+            world.publish();
+            world.step();
+        }
+        let at = steps % 3;
+        assert!(client.come(&mut world, at), "{what}");
+        world.nodes[0].router.give_sessions_away(false);
+        client.take_all(&mut world);
+        client.check(&world, &what);
+        (0..400).for_each(|_| world.step());
+        assert_eq!(world.sessions(), [at], "{what}");
+    }
+}
+
+#[test]
+fn who_does_not_answer_gets_no_session_and_the_next_one_does() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    (0..30).for_each(|_| world.publish());
+    // One of the two takes nobody in.
+    world.nodes[1].router.refuse_clients(true);
+    empty(&mut world, "one takes nothing");
+    assert_eq!(world.sessions(), [2]);
+    world.nodes[1].router.refuse_clients(false);
+    assert!(client.come(&mut world, 1));
+    client.take_all(&mut world);
+    client.check(&world, "the next one");
+}
+
+#[test]
+fn what_is_left_of_a_sessions_time_goes_along_and_a_will_that_waits_holds_it_back() {
+    let mut world = World::new();
+    Client::begin(&mut world);
+    let begun = world.now;
+    let node = &mut world.nodes[0];
+    let subscriber = node.router.session("mover").unwrap();
+    let (payload, properties) = (bytes::Bytes::from_static(b"w"), bytes::Bytes::new());
+    let message = StoredMessage { topic: "w".into(), payload, qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties };
+    let delay = Duration::from_secs(3);
+    subscriber.lock().will = Some(Box::new(Will { message, message_expiry: None, delay }));
+    let epoch = subscriber.lock().epoch;
+    node.router.add_deadline(world.now + delay, Due::Will, &subscriber, epoch);
+    empty(&mut world, "a will");
+    let waited = world.now.saturating_duration_since(begun);
+    assert!((Duration::from_secs(3)..Duration::from_secs(10)).contains(&waited), "{waited:?}");
+    let at = world.sessions()[0];
+    let SessionExpiry::After(left) = world.nodes[at].router.session("mover").unwrap().lock().expiry else { panic!("for ever") };
+    let gone = Duration::from_secs(3_600).saturating_sub(left);
+    assert!(gone >= Duration::from_secs(3) && gone <= waited + Duration::from_secs(1), "{gone:?}");
 }

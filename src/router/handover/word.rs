@@ -16,6 +16,7 @@ const NO: u8 = 9;
 const CANCEL: u8 = 10;
 const STATUS: u8 = 11;
 const OUTCOME: u8 = 12;
+const OFFER: u8 = 13;
 
 /// Which part of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,11 @@ pub(super) enum Word<'a> {
     Gone,
     /// Answers Release.
     Released,
+    /// The session, which it has by the claim with this stamp, is to be had, without its client. Names no move: who takes it begins one.
+    Offer {
+        stamp: u64,
+        client_id: &'a str,
+    },
 }
 
 impl<'a> Word<'a> {
@@ -162,6 +168,10 @@ impl<'a> Word<'a> {
                 head(&mut out, STATUS);
                 claim(&mut out, *stamp, client_id);
             }
+            Self::Offer { stamp, client_id } => {
+                head(&mut out, OFFER);
+                claim(&mut out, *stamp, client_id);
+            }
             Self::Outcome(outcome) => {
                 head(&mut out, OUTCOME);
                 out.push(*outcome as u8);
@@ -211,6 +221,10 @@ impl<'a> Word<'a> {
             STATUS => {
                 let (stamp, client_id) = read_claim(&mut reader)?;
                 return Ok((id, Self::Status { stamp, client_id }));
+            }
+            OFFER => {
+                let (stamp, client_id) = read_claim(&mut reader)?;
+                return Ok((id, Self::Offer { stamp, client_id }));
             }
             OUTCOME => Self::Outcome(match reader.byte("outcome")? {
                 0 => Outcome::Have,
@@ -310,6 +324,7 @@ mod tests {
             Word::No(Why::Newer(u64::MAX)),
             Word::Cancel,
             Word::Status { stamp: 5, client_id: "" },
+            Word::Offer { stamp: 5, client_id },
             Word::Outcome(Outcome::Have),
             Word::Outcome(Outcome::HaveNot),
             Word::Outcome(Outcome::Wait),
@@ -326,7 +341,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0..14_u8) {
+        fn any_bytes_are_read_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0..15_u8) {
             if let Some(front) = bytes.first_mut() {
                 *front = kind;
             }

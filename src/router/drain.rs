@@ -1,0 +1,151 @@
+//! A broker that is to be empty, as far as the router has to do with it: nobody new is let in, who is connected is sent elsewhere, and sessions whose clients are away go to
+//! other brokers ([`handover`](super::handover) moves them). In which order, and how fast, is not decided here.
+//!
+//! A session with a will that waits for its delay is left where it is until that is over: a move knows no wills, and the will would be lost. Those of bridges are the
+//! broker's own, and are neither counted nor touched.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::{Batch, Router};
+use crate::auth::{Access, Standing};
+use crate::codec::ReasonCode;
+use crate::limits::HANDOVER_BYTES_MAX;
+use crate::session::{SessionExpiry, Subscriber};
+
+/// Says what a client may do now that came in under an earlier policy, or at another broker.
+pub type Judge = Box<dyn Fn(&Access) -> Standing + Send + Sync>;
+
+/// What is asked of the router.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    refuses_clients: AtomicBool,
+    gives_sessions_away: AtomicBool,
+}
+
+/// What a broker that is drained still has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Sessions, those of connected clients among them.
+    pub sessions: u64,
+}
+
+/// A session that another broker may have.
+#[derive(Clone, Debug)]
+pub(super) struct Away {
+    pub(super) client_id: Arc<str>,
+    /// When it ends, unless its client comes.
+    pub(super) expires_at: Option<Instant>,
+}
+
+impl Router {
+    /// Whether clients are refused from now on, to use another server.
+    pub fn refuse_clients(&self, refuses: bool) {
+        self.drain.refuses_clients.store(refuses, Ordering::Release);
+    }
+
+    /// See [`Router::refuse_clients`].
+    #[must_use]
+    pub fn refuses_clients(&self) -> bool {
+        self.drain.refuses_clients.load(Ordering::Acquire)
+    }
+
+    /// Whether sessions whose clients are away are offered to other brokers from now on.
+    pub fn give_sessions_away(&self, gives: bool) {
+        self.drain.gives_sessions_away.store(gives, Ordering::Release);
+    }
+
+    pub(super) fn gives_sessions_away(&self) -> bool {
+        self.drain.gives_sessions_away.load(Ordering::Acquire)
+    }
+
+    /// From now on it says what those may do whose sessions come without them. The first call counts.
+    pub fn judge_by(&self, judge: Judge) {
+        // The server calls it once.
+        let _ = self.judge.set(Judged(judge));
+    }
+
+    /// What the owner of a session that comes without its client may do, as [`Access::owner`] told; an error where he is no user here. Nobody where nobody says who clients are.
+    pub(super) fn judge_owner(&self, owner: &str) -> Result<Option<Arc<Access>>, Gone> {
+        if owner.is_empty() {
+            return Ok(None);
+        }
+        let access = Access::of_owner(owner);
+        match self.judge.get().map(|judge| judge.0(&access)) {
+            Some(Standing::Good(access) | Standing::PasswordChanged(access)) => Ok(Some(access)),
+            Some(Standing::Gone(_)) => Err(Gone),
+            None => Ok(Some(Arc::new(access))),
+        }
+    }
+
+    /// Judges a session once more that came without its client: rules may have changed while it came.
+    pub(super) fn judge_newcomer(&self, batch: &mut Batch, subscriber: &Arc<Subscriber>, now: Instant) {
+        if let Some(judge) = self.judge.get() {
+            self.judge_one(batch, subscriber, &judge.0, now);
+        }
+    }
+
+    /// What there is still, but for bridges.
+    #[must_use]
+    pub fn census(&self) -> Census {
+        let mut census = Census::default();
+        for entry in self.registry.iter().filter(|entry| Self::is_claimed(entry.access().as_deref())) {
+            census.sessions += 1;
+            census.clients += u64::from(entry.lock().connected.is_some());
+        }
+        census
+    }
+
+    /// Sessions that have a connection which is not about to end, but for bridges.
+    #[must_use]
+    pub fn connected(&self) -> Vec<Arc<Subscriber>> {
+        let is_connected = |subscriber: &Subscriber| {
+            let state = subscriber.lock();
+            state.connected.is_some() && state.outbox.closing().is_none()
+        };
+        let all = self.registry.iter().filter(|entry| Self::is_claimed(entry.access().as_deref()) && is_connected(entry));
+        all.map(|entry| Arc::clone(entry.value())).collect()
+    }
+
+    /// Tells a client to use another server, and ends its connection once what waits is written. Whether it had one.
+    pub fn send_away(&self, batch: &mut Batch, subscriber: &Subscriber) -> bool {
+        let mut state = subscriber.lock();
+        let is_connected = state.connected.is_some() && state.outbox.closing().is_none();
+        if is_connected {
+            let owner = state.close(ReasonCode::UseAnotherServer);
+            drop(state);
+            batch.wake_later(owner);
+        }
+        is_connected
+    }
+
+    /// Sessions that could go to another broker now.
+    pub(super) fn away(&self) -> Vec<Away> {
+        let expiries: HashMap<_, _> = self.deadlines.expiries().into_iter().collect();
+        let may_go = |subscriber: &Subscriber| {
+            let state = subscriber.lock();
+            let is_away = state.connected.is_none() && !state.ended && state.moving.is_none();
+            let is_kept = state.expiry != SessionExpiry::WithConnection && state.outbound.owed().1 <= HANDOVER_BYTES_MAX;
+            is_away && is_kept && state.will.is_none() && state.parting.is_none()
+        };
+        let all = self.registry.iter().filter(|entry| Self::is_claimed(entry.access().as_deref()) && may_go(entry));
+        all.map(|entry| Away { client_id: Arc::clone(entry.key()), expires_at: expiries.get(&entry.id).copied() }).collect()
+    }
+}
+
+/// A user who is not here.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+/// A [`Judge`] in the router.
+pub(super) struct Judged(pub(super) Judge);
+
+impl std::fmt::Debug for Judged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Judge")
+    }
+}
