@@ -119,6 +119,15 @@ impl Interest {
         dealt.min().unwrap_or(u64::MAX)
     }
 
+    /// The same of those that can be reached.
+    #[must_use]
+    pub fn dealt_by_reached(&self, log: LogId, lane: LaneId) -> u64 {
+        let known = self.known.read();
+        let reached = known.all().filter(|member| !member.is_mute() && known.reach.cost(member.id).is_some());
+        let dealt = reached.map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0));
+        dealt.min().unwrap_or(u64::MAX)
+    }
+
     /// Members for whom [`dealt_by_all`](Self::dealt_by_all) does not wait.
     #[must_use]
     pub fn mute(&self) -> Vec<BrokerId> {

@@ -28,6 +28,8 @@ pub(super) struct Stability {
     /// Those who wait for that.
     gate: Gate,
     is_awaited: AtomicBool,
+    /// This broker is to leave: it wants to know, without anybody waiting for it.
+    is_leaving: AtomicBool,
 }
 
 /// What is told to others.
@@ -95,6 +97,26 @@ impl Replication {
     #[must_use]
     pub fn acknowledges_in_mesh(&self) -> bool {
         self.stability.is_awaited.load(Ordering::Acquire)
+    }
+
+    /// Whether this broker is to leave the mesh: others are asked how far they have dealt with its log.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        self.stability.is_leaving.store(is_leaving, Ordering::Release);
+    }
+
+    /// Whether others are to say at once how far they have dealt with this broker's log.
+    #[must_use]
+    pub fn asks_urgently(&self) -> bool {
+        self.acknowledges_in_mesh() || self.stability.is_leaving.load(Ordering::Acquire)
+    }
+
+    /// Whether all members that can be reached have dealt with all that this broker's log has. Looks through the rings: not for each message.
+    #[must_use]
+    pub fn is_dealt_with(&self) -> bool {
+        let log = self.own_log();
+        let is_dealt_with =
+            |lane: &Lane| lane.last_published().is_none_or(|last| self.interest.dealt_by_reached(log, lane.id) >= last);
+        self.lanes.iter().filter(|lane| lane.reliable).all(is_dealt_with)
     }
 
     /// The last ids of this broker's log, each with its lane, where others are waited for: whoever repeats a message does not know which it was.

@@ -49,9 +49,9 @@ impl Driver {
     pub(super) fn dealt_tick(&mut self, now: Instant) {
         self.pick_more(now);
         let replication = &self.settings.replication;
-        let is_urgent = replication.acknowledges_in_mesh();
+        let is_urgent = replication.asks_urgently();
         self.settings.registers.own().ask_dealt(replication.awaits_dealt() || is_urgent, is_urgent);
-        if is_urgent {
+        if replication.acknowledges_in_mesh() {
             let mute = replication.interest().mute();
             for broker in mute.iter().filter(|broker| !self.mute.contains(broker)) {
                 tracing::warn!(%broker, "publish_ack = \"mesh\" does not wait for this broker: it does not say how far it has dealt with messages");
