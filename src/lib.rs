@@ -41,6 +41,7 @@
 //! | `policies` | which policy holds at which listener, read from its files | shell |
 //! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
 //! | `sys` | what the broker publishes of itself below `$SYS` | shell |
+//! | `drain` | a broker leaves in order | shell |
 //! | `admin` | health, metrics, REST | shell |
 //! | `server` | starts the shell's modules in order, stops them in reverse | shell |
 //! | `cli` | the programs | shell |
@@ -80,6 +81,8 @@ pub mod clock;
 pub mod connection;
 #[cfg(feature = "net")]
 pub mod crl;
+#[cfg(feature = "net")]
+pub mod drain;
 #[cfg(feature = "net")]
 pub mod listener;
 #[cfg(feature = "net")]

@@ -19,6 +19,7 @@ use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, PublishAck, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{self, Logins, Meter, Rates, Terms};
+use crate::drain::{Drain, DrainRequest, DrainStatus};
 use crate::ids::{BrokerId, LogId, MessageId, OriginLane, ShareId};
 use crate::interest::{Echoes, Interest, Mode, Rules};
 use crate::limits;
@@ -124,7 +125,7 @@ pub struct Server {
     /// The same, with what reloads have replaced since.
     listeners_in_force: Mutex<Vec<Listener>>,
     addresses: Addresses,
-    policies: Policies,
+    policies: Arc<Policies>,
     doors: Vec<Arc<Door>>,
     stop: watch::Sender<bool>,
     listeners: Vec<JoinHandle<()>>,
@@ -141,6 +142,7 @@ struct Parts {
     mesh: Option<MeshHandle>,
     store: Option<Store>,
     bridges: Bridges,
+    drain: Arc<Drain>,
     listeners: usize,
     /// Bytes; none where it is not known.
     memory_limit: Option<u64>,
@@ -163,7 +165,7 @@ impl Server {
             },
             shared: config.shared_subscription_strategy,
         };
-        let policies = Policies::load(config)?;
+        let policies = Arc::new(Policies::load(config)?);
         let logins = Arc::new(Logins::default());
         let opened = match config.persistence.enabled {
             true => Some(store::Opened::open(&config.data_dir, config.persistence.sync)?),
@@ -210,7 +212,17 @@ impl Server {
             Arc::new(move || watcher.reachable()) as Reachable
         });
         let bridges = Bridges::start(config, &router, reachable.as_ref(), knows_others);
-        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, listeners: bound.len(), memory_limit });
+        router.judge_by({
+            let policies = Arc::clone(&policies);
+            Box::new(move |access| policies.judge(access))
+        });
+        let others = Box::new({
+            let post = Arc::clone(&post);
+            move || post.reached().len()
+        });
+        let drain = Arc::new(Drain::new(Arc::clone(&router), others, clock::now()));
+        let parts =
+            Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, drain, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 
         let (stop, stopped) = watch::channel(false);
@@ -314,9 +326,15 @@ impl Server {
         }
     }
 
+    /// Waits until the broker is drained, if it is to end then; for ever otherwise.
+    pub async fn drained(&self) {
+        self.parts.drain.ended().await;
+    }
+
     /// Stops in order: no new clients, the present ones are told and get a moment to take what waits, then the mesh is left.
     pub async fn shutdown(mut self) {
         let begun = clock::now();
+        self.parts.drain.stop();
         // The listeners hold the receivers; if all are gone there is nothing to stop.
         let _ = self.stop.send(true);
         let deadline = tokio::time::Instant::from_std(begun + CLIENTS_GRACE);
@@ -386,7 +404,18 @@ impl Drop for Server {
 impl View for Parts {
     fn readiness(&self) -> Readiness {
         let peers = self.mesh.as_ref().map_or(0, |mesh| mesh.links().len());
-        Readiness { ready: true, listeners: self.listeners, peers }
+        Readiness { ready: self.drain.is_serving(), listeners: self.listeners, peers }
+    }
+
+    fn drain_status(&self) -> DrainStatus {
+        self.drain.status()
+    }
+
+    fn drain(&self, request: Option<DrainRequest>) -> DrainStatus {
+        match request {
+            Some(request) => self.drain.begin(request),
+            None => self.drain.cancel(),
+        }
     }
 
     fn topology(&self) -> Option<Topology> {

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::token::Token;
 use super::{View, render};
+use crate::drain::DrainRequest;
 use crate::shared::trace::{TraceError, TraceRequest};
 
 /// What a request may have in it, bytes.
@@ -26,10 +27,12 @@ pub(super) fn health(view: Arc<dyn View>) -> Router {
     probes().fallback(unknown).layer(middleware::map_response(close)).with_state(view)
 }
 
-/// The same, `/api/v1/topology` and `/api/v1/trace`, for this machine or whoever has the token.
+/// The same, `/api/v1/topology` and `/api/v1/trace`, for this machine or whoever has the token; and what only the latter may.
 pub(super) fn admin(view: Arc<dyn View>, token: Token) -> Router {
     let guard = middleware::from_fn_with_state(Arc::new(token), guard);
-    let router = probes().route("/api/v1/topology", get(topology)).route("/api/v1/trace", post(trace)).fallback(unknown);
+    let drain = get(drain_status).post(drain).delete(cancel_drain).layer(middleware::from_fn(needs_token));
+    let router = probes().route("/api/v1/topology", get(topology)).route("/api/v1/trace", post(trace));
+    let router = router.route("/api/v1/drain", drain).fallback(unknown);
     router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(guard).layer(middleware::map_response(close)).with_state(view)
 }
 
@@ -85,6 +88,29 @@ async fn trace(State(view): State<Arc<dyn View>>, asked: Result<Json<TraceReques
             };
             refusal(status, &error.to_string())
         }
+    }
+}
+
+async fn drain_status(State(view): State<Arc<dyn View>>) -> Response {
+    Json(view.drain_status()).into_response()
+}
+
+async fn drain(State(view): State<Arc<dyn View>>, asked: Result<Json<DrainRequest>, JsonRejection>) -> Response {
+    match asked {
+        Ok(Json(asked)) => Json(view.drain(Some(asked))).into_response(),
+        Err(rejection) => refusal(rejection.status(), &rejection.body_text()),
+    }
+}
+
+async fn cancel_drain(State(view): State<Arc<dyn View>>) -> Response {
+    Json(view.drain(None)).into_response()
+}
+
+/// Behind [`guard`]: whoever says a token has said the right one.
+async fn needs_token(request: Request, next: Next) -> Response {
+    match text(request.headers(), &AUTHORIZATION).is_some_and(|value| value.starts_with("Bearer ")) {
+        true => next.run(request).await,
+        false => refusal(StatusCode::UNAUTHORIZED, "this needs the admin token (Authorization: Bearer ...)"),
     }
 }
 

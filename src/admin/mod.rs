@@ -1,9 +1,10 @@
 //! What an operator and his tools see over HTTP: health, metrics, topology, traces.
 //!
-//! * `[admin]` is for people and commands on this machine: `/healthz`, `/readyz`, `/metrics`, `/api/v1/topology`, `/api/v1/trace`. Loopback only.
+//! * `[admin]` is for people and commands on this machine: `/healthz`, `/readyz`, `/metrics`, `/api/v1/topology`, `/api/v1/trace`, and, for who has the token,
+//!   `/api/v1/drain`. Loopback only.
 //! * `[health]` is for probes and scrapers: the first three and nothing else, so it may be open to the network.
 //!
-//! It shows and changes nothing: what there is to see comes through [`View`], which `server` implements. A stranger can hold no more than
+//! It knows nothing itself: what there is to see and to do comes through [`View`], which `server` implements. A stranger can hold no more than
 //! [`accept::CONNECTIONS_MAX`] connections, each for [`accept::CONNECTION_TIME`].
 
 mod accept;
@@ -21,6 +22,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::config::{ADMIN_PORT, Config};
+use crate::drain::{DrainRequest, DrainStatus};
 use crate::metrics::Sample;
 use crate::shared::Topology;
 use crate::shared::trace::{Trace, TraceError, TraceRequest};
@@ -43,12 +45,16 @@ pub trait View: Send + Sync + 'static {
     fn trace(&self, asked: TraceRequest) -> Pending<'_, Result<Trace, TraceError>>;
     /// Everything that is counted. Samples of one name stand together.
     fn samples(&self) -> Vec<Sample>;
+    /// How far it is with leaving.
+    fn drain_status(&self) -> DrainStatus;
+    /// It is to leave; none: it is not to leave any more.
+    fn drain(&self, request: Option<DrainRequest>) -> DrainStatus;
 }
 
 /// The answer of `/readyz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Readiness {
-    /// Every listener is open. Peers are not waited for: in a roll-out the first broker would wait for ever.
+    /// Every listener is open, and the broker is not to be left. Peers are not waited for: in a roll-out the first broker would wait for ever.
     pub ready: bool,
     /// Client listeners that are open.
     pub listeners: usize,
@@ -155,6 +161,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Admin, Health};
+    use crate::drain::DrainState;
 
     struct Alone {
         ready: bool,
@@ -175,6 +182,16 @@ mod tests {
 
         fn samples(&self) -> Vec<Sample> {
             vec![Sample::counter("seen", "What was seen", 5)]
+        }
+
+        fn drain_status(&self) -> DrainStatus {
+            self.drain(None)
+        }
+
+        fn drain(&self, request: Option<DrainRequest>) -> DrainStatus {
+            let state = if request.is_some() { DrainState::Waiting } else { DrainState::Serving };
+            let ends = request.is_some_and(|request| request.ends);
+            DrainStatus { state, clients: 7, sessions: 9, sent_away: 0, others: 2, ends, seconds: 0.0 }
         }
     }
 
@@ -220,6 +237,9 @@ mod tests {
             (admin, "/metrics", format!("{own}Authorization: Bearer x\r\n"), 401, "this is not the admin token"),
             (health, "/readyz", foreign.clone(), 200, "\"ready\":true"),
             (health, "/metrics", foreign.clone(), 200, "# EOF"),
+            (admin, "/api/v1/drain", own.clone(), 401, "needs the admin token"),
+            (admin, "/api/v1/drain", format!("{own}Authorization: Bearer {token}\r\n"), 200, "\"state\":\"serving\",\"clients\":7"),
+            (health, "/api/v1/drain", own.clone(), 404, "there is no /api/v1/drain"),
             (health, "/api/v1/topology", own, 404, "there is no /api/v1/topology"),
         ] {
             let (given, shown) = answer(address, path, &headers).await;

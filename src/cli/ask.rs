@@ -8,8 +8,8 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::admin::token;
-use crate::config::ADMIN_PORT;
+use crate::admin::{self, token};
+use crate::config::{ADMIN_PORT, Config};
 
 /// A broker answers soon or not at all.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,11 +26,45 @@ pub(super) struct Where {
 }
 
 impl Where {
+    /// The broker that runs with this configuration, on this machine.
+    pub(super) fn of(config: &Config) -> Self {
+        let bind = config.admin.bind.unwrap_or(admin::DEFAULT_BIND);
+        Self { admin: format!("http://{bind}"), token_file: Some(config.admin_token_file()) }
+    }
+
+    /// The same with that token, where it is said of none.
+    pub(super) fn with_token(self, path: PathBuf) -> Self {
+        Self { token_file: self.token_file.or(Some(path)), ..self }
+    }
+
     /// The document at `path`, in answer to `question` where there is one.
     ///
     /// # Errors
     /// That no broker answers there, or why it does not.
     pub(super) fn ask<T: DeserializeOwned>(&self, path: &str, question: Option<&impl Serialize>) -> anyhow::Result<T> {
+        self.call(path, |agent, url, token| match question {
+            None => token.iter().fold(agent.get(url), |request, token| request.header("Authorization", token)).call(),
+            Some(question) => {
+                token.iter().fold(agent.post(url), |request, token| request.header("Authorization", token)).send_json(question)
+            }
+        })
+    }
+
+    /// Takes back what is at `path`; what the broker says then.
+    ///
+    /// # Errors
+    /// As for [`Where::ask`].
+    pub(super) fn take_back<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.call(path, |agent, url, token| {
+            token.iter().fold(agent.delete(url), |request, token| request.header("Authorization", token)).call()
+        })
+    }
+
+    fn call<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        call: impl FnOnce(&ureq::Agent, String, Option<String>) -> Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> anyhow::Result<T> {
         let base = self.admin.trim_end_matches('/');
         let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
         let config = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false);
@@ -40,13 +74,7 @@ impl Where {
             anyhow::Ok(format!("Bearer {token}"))
         });
         let token = token.transpose()?;
-        let answer = match question {
-            None => token.iter().fold(agent.get(url), |request, token| request.header("Authorization", token)).call(),
-            Some(question) => {
-                token.iter().fold(agent.post(url), |request, token| request.header("Authorization", token)).send_json(question)
-            }
-        };
-        let mut answer = answer.with_context(|| {
+        let mut answer = call(&agent, url, token).with_context(|| {
             format!("no broker answers at {base}; is one running there, with [admin] open? --admin URL names another")
         })?;
         if answer.status() != 200 {

@@ -7,6 +7,7 @@ mod ask;
 mod certs;
 mod config;
 mod demo;
+mod drain;
 mod drawing;
 mod log;
 mod notify;
@@ -48,6 +49,8 @@ enum Command {
     Topology(topology::Arguments),
     /// See which way a message would take through the mesh, and why
     Trace(trace::Arguments),
+    /// Empty a running broker: its clients and sessions go to others, then it ends
+    Drain(drain::Arguments),
 }
 
 /// Runs the program with the process's arguments.
@@ -61,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Passwd(arguments) => passwd::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Drain(arguments) => drain::run(arguments),
     };
     match result {
         Ok(code) => code,

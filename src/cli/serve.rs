@@ -80,10 +80,11 @@ async fn serve(config: &Config, arguments: &Arguments, refilter: &Refilter) -> a
                 Wish::Stop(signal) => break signal,
                 Wish::Reload => read_anew(&server, arguments, refilter),
             },
+            () = server.drained() => break "drained",
             error = server.failed() => return Err(error.into()),
         }
     };
-    tracing::info!(signal, "stopping; once more ends at once");
+    tracing::info!(cause = signal, "stopping; a signal ends at once");
     notify::tell(State::Stopping);
     tokio::select! {
         () = server.shutdown() => Ok(ExitCode::SUCCESS),

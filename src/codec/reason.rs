@@ -119,7 +119,11 @@ impl ReasonCode {
             Self::Success => Some(0),
             Self::UnsupportedProtocolVersion => Some(1),
             Self::ClientIdentifierNotValid => Some(2),
-            Self::ServerUnavailable | Self::ServerBusy | Self::ConnectionRateExceeded | Self::QuotaExceeded => Some(3),
+            Self::ServerUnavailable
+            | Self::ServerBusy
+            | Self::UseAnotherServer
+            | Self::ConnectionRateExceeded
+            | Self::QuotaExceeded => Some(3),
             Self::BadUserNameOrPassword => Some(4),
             Self::NotAuthorized | Self::Banned | Self::BadAuthenticationMethod => Some(5),
             _ => None,

@@ -31,7 +31,7 @@ pub use bridge::{Bridge, BridgeDirection, BridgeTls, BridgeTopic, BridgeVersion}
 pub use error::{ConfigError, Place};
 pub use listener::{Bind, Network, Protocol, ProxyProtocol, Tls};
 pub use load::{ENVIRONMENT_PREFIX, Override, Sources};
-pub use units::HostPort;
+pub use units::{HostPort, parse_duration};
 
 /// The port of MQTT over TCP.
 pub const MQTT_PORT: u16 = 1883;

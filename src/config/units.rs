@@ -115,7 +115,7 @@ pub(super) mod optional_socket_addr {
 
 /// A length of time: a number and one of `ms`, `s`, `m`, `h`, `d`.
 pub(super) mod duration {
-    use super::{Deserialize, Deserializer, Duration, Error, Serializer, duration_of, duration_text};
+    use super::{Deserialize, Deserializer, Duration, Error, Serializer, duration_text};
 
     pub(crate) fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&duration_text(*value))
@@ -123,13 +123,19 @@ pub(super) mod duration {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         let text = String::deserialize(from)?;
-        duration_of(&text).ok_or_else(|| {
-            D::Error::custom(format!("`{text}` is not a length of time; write for example \"100ms\", \"5s\" or \"10m\""))
-        })
+        super::parse_duration(&text).map_err(D::Error::custom)
     }
 }
 
 const DURATION_UNITS_MS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+/// A length of time as the configuration has it: `100ms`, `5s`, `10m`.
+///
+/// # Errors
+/// What is none, and how to write one.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    duration_of(text).ok_or_else(|| format!("`{text}` is not a length of time; write for example \"100ms\", \"5s\" or \"10m\""))
+}
 
 fn duration_of(text: &str) -> Option<Duration> {
     let (number, unit) = split_number(text)?;

@@ -75,7 +75,7 @@ where
         Ok(()) => let_in(stream, &bytes, peer, router, terms).await,
     };
     if let Err(refused) = &accepted
-        && let Some(connack) = refusal(refused, &bytes)
+        && let Some(connack) = refusal(refused, &bytes, terms.server_reference.as_deref())
     {
         // The client is refused all the same if it does not take the answer.
         let _ = tokio::time::timeout(Duration::from_secs(1), stream.write_all(&connack)).await;
@@ -112,6 +112,7 @@ where
 {
     let Some((connect, length)) = codec::decode_connect(bytes, CONNECT_BYTES_MAX)? else { return Err(Refused::Closed) };
     router.metrics().connects.add(1);
+    check_open(&connect, router)?;
     check(&connect, terms)?;
     let policy = terms.policy.load_full();
     let mut guest = Guest { stream, rest: bytes.get(length..).unwrap_or_default().to_vec(), connect: &connect, peer, terms };
@@ -120,6 +121,8 @@ where
     let pipelined = guest.rest;
     fetch(&connect, &policy, &proven, router).await?;
     await_predecessor(connect.client_id, router).await;
+    // Time has passed.
+    check_open(&connect, router)?;
     let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
     // The rules may have changed while the password was looked at, and those who were in by then have been judged.
     let now_in_force = terms.policy.load();
@@ -393,6 +396,16 @@ fn packet_bytes_max(connect: &Connect<'_>) -> usize {
     connect.properties.maximum_packet_size.map_or(usize::MAX, |size| usize::try_from(size.get()).unwrap_or(usize::MAX))
 }
 
+fn check_open(connect: &Connect<'_>, router: &Router) -> Result<(), Refused> {
+    match router.refuses_clients() {
+        true => {
+            let (version, reason) = (connect.version, ReasonCode::UseAnotherServer);
+            Err(Refused::Unacceptable { version, reason, why: "the broker is drained" })
+        }
+        false => Ok(()),
+    }
+}
+
 fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
     let version = connect.version;
     let refuse = |reason, why| Err(Refused::Unacceptable { version, reason, why });
@@ -458,7 +471,7 @@ fn will(will: &codec::Will<'_>) -> Result<Will, Refused> {
 }
 
 /// The CONNACK that says no, in the client's version. None where nothing is to be said: the client never spoke MQTT, or does not take as much.
-fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
+fn refusal(refused: &Refused, bytes: &[u8], server_reference: Option<&str>) -> Option<Vec<u8>> {
     let (version, reason) = match refused {
         Refused::Unacceptable { version, reason, .. } => (*version, *reason),
         // A version that is not served is told so in the words of its nearest relative: of 3.1.1 what is older, of 5.0 what is newer
@@ -469,12 +482,16 @@ fn refusal(refused: &Refused, bytes: &[u8]) -> Option<Vec<u8>> {
         Refused::Malformed(error) => (codec::connect_version(bytes)?, error.reason()),
         Refused::Closed | Refused::Deaf | Refused::Io(_) => return None,
     };
-    let packet = Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties: ConnAckProperties::default() }));
-    let mut encoded = Vec::new();
-    codec::encode(&mut encoded, version, &packet).ok()?;
-    let fits = match codec::decode_connect(bytes, CONNECT_BYTES_MAX) {
-        Ok(Some((connect, _))) => encoded.len() <= packet_bytes_max(&connect),
-        _ => true,
+    let bytes_max = match codec::decode_connect(bytes, CONNECT_BYTES_MAX) {
+        Ok(Some((connect, _))) => packet_bytes_max(&connect),
+        _ => usize::MAX,
     };
-    fits.then_some(encoded)
+    // Where to is left out where it does not fit.
+    [server_reference.filter(|_| reason == ReasonCode::UseAnotherServer), None].into_iter().find_map(|server_reference| {
+        let properties = ConnAckProperties { server_reference, ..ConnAckProperties::default() };
+        let packet = Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties }));
+        let mut encoded = Vec::new();
+        codec::encode(&mut encoded, version, &packet).ok()?;
+        (encoded.len() <= bytes_max).then_some(encoded)
+    })
 }
