@@ -12,6 +12,7 @@
 )]
 
 mod access;
+mod balancer;
 mod bounds;
 mod bridge;
 mod broker;
