@@ -22,10 +22,12 @@ use mqtt_st_quic::codec::{self, ProtocolVersion, PublishHead, QoS, RetainHandlin
 use mqtt_st_quic::config::SharedStrategy;
 use mqtt_st_quic::frame::lane::{self, Entry, Messages};
 use mqtt_st_quic::ids::{BrokerId, PortId, RootClaim, TreeId};
+use mqtt_st_quic::interest::{Behind, Interest, Mode, Rules, Verdicts};
 use mqtt_st_quic::metrics::Metrics;
 use mqtt_st_quic::replication::{LocalBatch, MeshMessage, Replication};
 use mqtt_st_quic::router::{Arrival, Batch, ConnectRequest, Connection, Ingress, RouteCache, Router, RouterLimits, Subscribe};
 use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, SessionExpiry, SubscriptionOptions, Writes};
+use mqtt_st_quic::shared::register::Follow as _;
 use mqtt_st_quic::stp::{Bpdu, Input, Stp, StpConfig};
 use mqtt_st_quic::topic::{self, SubscriptionTrie};
 use rustix::time::{ClockId, clock_gettime};
@@ -318,9 +320,47 @@ fn tree(criterion: &mut Criterion) {
     assert_eq!(stp.tree(), root, "the broker has joined the tree it heard of");
 }
 
+/// What a message costs whose topic the members of a mesh do not want, or one of them does, with the state of so many brokers.
+fn interest(criterion: &mut Criterion) {
+    const FILTERS: u64 = 100;
+    let mut group = criterion.benchmark_group("interest");
+    for members in [64, 1_000] {
+        let interest = Interest::new(CHILD, Rules::new(Mode::Interest, []));
+        let ids: Vec<_> = (10..10 + members).map(BrokerId).collect();
+        for (id, number) in ids.iter().zip(0_u64..) {
+            interest.joined(*id);
+            let filters = (0..FILTERS).map(|filter| format!("plant/{filter}/line/{number}/pressure"));
+            let mut changes = interest.change();
+            filters.for_each(|filter| changes.insert(*id, &filter));
+            changes.know(*id);
+        }
+        interest.change().insert(ids[0], TOPIC);
+        assert_eq!((interest.members().1, interest.filters()), (ids.len(), ids.len() * 100 + 1));
+        for (what, topic) in [("nobody wants", "plant/7/line/3/level"), ("one wants", TOPIC)] {
+            group.bench_function(format!("a topic that {what}, {members} brokers"), |bencher| {
+                bencher.iter(|| interest.is_wanted_elsewhere(black_box(topic)));
+            });
+        }
+        let behind = Behind::default();
+        behind.set(Some(ids));
+        let mut verdicts = Verdicts::default();
+        assert!(!verdicts.want_everything(&interest, &behind));
+        group.bench_function(format!("a port's verdict, remembered, {members} brokers"), |bencher| {
+            bencher.iter(|| verdicts.wants(&interest, black_box(TOPIC)));
+        });
+        group.bench_function(format!("a port's verdict after a change, {members} brokers"), |bencher| {
+            bencher.iter(|| {
+                let mut verdicts = Verdicts::default();
+                !verdicts.want_everything(&interest, &behind) && verdicts.wants(&interest, black_box(TOPIC))
+            });
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = criterion::Criterion::default().with_measurement(ProcessorTime);
-    targets = codec, topics, publish, replicate, frames, tree
+    targets = codec, topics, publish, interest, replicate, frames, tree
 }
 criterion_main!(benches);

@@ -47,6 +47,8 @@ pub(crate) struct Report {
     pub(crate) measured_seconds: Option<f64>,
     pub(crate) sent_per_second: Option<f64>,
     pub(crate) delivered_per_second: Option<f64>,
+    /// Messages that one read of a subscriber's socket brought, on average: the batch in which brokers and system delivered.
+    pub(crate) messages_per_read: Option<f64>,
     /// End to end, or to the acknowledgement where nobody subscribes.
     pub(crate) latency_us: Option<Quantiles>,
     /// How late loadtest was by its own fault, where there is a rate.
@@ -216,6 +218,7 @@ impl Report {
             measured_seconds: rates.as_ref().map(|rates| rates.seconds),
             sent_per_second: rates.as_ref().map(|rates| rates.sent),
             delivered_per_second: rates.as_ref().map(|rates| rates.delivered),
+            messages_per_read: rates.as_ref().and_then(|rates| rates.messages_per_read),
             latency_us: Quantiles::of(&latencies),
             lateness_us,
             loadtest_us_per_message: rates.as_ref().and_then(|rates| rates.us_per_message),
@@ -322,6 +325,7 @@ struct Rates {
     connected: f64,
     sent: f64,
     delivered: f64,
+    messages_per_read: Option<f64>,
     /// Processor time is shared out among so many.
     messages: f64,
     us_per_message: Option<f64>,
@@ -333,6 +337,7 @@ impl Rates {
     fn between(start: &Snapshot, end: &Snapshot) -> Option<Self> {
         let seconds = Duration::from_nanos(end.at_ns.checked_sub(start.at_ns).filter(|&elapsed| elapsed > 0)?).as_secs_f64();
         let (sent, delivered) = ((end.sent - start.sent) as f64, (end.delivered - start.delivered) as f64);
+        let reads = (end.reads - start.reads) as f64;
         let busy_seconds = end.processor_time.saturating_sub(start.processor_time).as_secs_f64();
         let connected = (end.connected - start.connected) as f64;
         let messages = [delivered, sent, connected].into_iter().find(|&count| count > 0.0).unwrap_or_default();
@@ -341,6 +346,7 @@ impl Rates {
             connected: connected / seconds,
             sent: sent / seconds,
             delivered: delivered / seconds,
+            messages_per_read: (reads > 0.0).then(|| delivered / reads),
             messages,
             us_per_message: (messages > 0.0).then(|| busy_seconds * 1e6 / messages),
             processors: busy_seconds / seconds,
@@ -433,7 +439,11 @@ impl Display for Report {
         }
         match (self.measured_seconds, self.sent_per_second, self.delivered_per_second) {
             (Some(seconds), Some(sent), Some(delivered)) => {
-                writeln!(out, "measured    {seconds:.2} s: sent {sent:.0}/s, delivered {delivered:.0}/s")?;
+                write!(out, "measured    {seconds:.2} s: sent {sent:.0}/s, delivered {delivered:.0}/s")?;
+                match self.messages_per_read {
+                    Some(messages) => writeln!(out, ", {messages:.1} a read")?,
+                    None => writeln!(out)?,
+                }
             }
             _ => writeln!(out, "measured    nothing: the run ended before measuring began")?,
         }
@@ -507,6 +517,7 @@ mod tests {
             at_ns: seconds * 1_000_000_000,
             sent: seconds * 10,
             delivered: seconds * 8,
+            reads: seconds * 2,
             ..Snapshot::default()
         };
         Outcome {
@@ -534,6 +545,8 @@ mod tests {
             (report.sent_per_second, report.delivered_per_second, report.measured_seconds),
             (Some(10.0), Some(8.0), Some(2.0))
         );
+        assert_eq!(report.messages_per_read, Some(4.0));
+        assert!(report.to_string().contains("delivered 8/s, 4.0 a read"), "{report}");
         let expected = FlowReport { publisher: 0, topic: 0, subscriber: 0, delivered: 3, lost: 2, duplicated: 1, reordered: 1 };
         assert_eq!((report.lost, report.imperfect_flows), (2, vec![expected]), "3 and 4 were sent and never came");
         let latency = report.latency_us.unwrap();

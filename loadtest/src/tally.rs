@@ -88,6 +88,8 @@ pub(crate) struct Tally {
     pub(crate) refused: Counter,
     /// First copies, in order or not.
     pub(crate) delivered: Counter,
+    /// Reads of subscribers' sockets that brought first copies.
+    pub(crate) reads: Counter,
     pub(crate) duplicated: Counter,
     pub(crate) reordered: Counter,
     /// Messages whose topic, stamp or filler is not what was sent.
@@ -119,6 +121,7 @@ impl Tally {
             acknowledged: Counter::default(),
             refused: Counter::default(),
             delivered: Counter::default(),
+            reads: Counter::default(),
             duplicated: Counter::default(),
             reordered: Counter::default(),
             corrupted: Counter::default(),
@@ -185,6 +188,7 @@ impl Tally {
             acknowledged: self.acknowledged.value(),
             refused: self.refused.value(),
             delivered: self.delivered.value(),
+            reads: self.reads.value(),
             duplicated: self.duplicated.value(),
             reordered: self.reordered.value(),
             corrupted: self.corrupted.value(),
@@ -212,6 +216,7 @@ pub(crate) struct Snapshot {
     pub(crate) acknowledged: u64,
     pub(crate) refused: u64,
     pub(crate) delivered: u64,
+    pub(crate) reads: u64,
     pub(crate) duplicated: u64,
     pub(crate) reordered: u64,
     pub(crate) corrupted: u64,

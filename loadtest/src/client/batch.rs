@@ -97,6 +97,7 @@ impl<'a> Batch<'a> {
         self.measure();
         self.pass();
         self.tally.delivered.add(self.delivered);
+        self.tally.reads.add(u64::from(self.delivered > 0));
         self.tally.duplicated.add(self.duplicated);
         self.tally.reordered.add(self.reordered);
         self.tally.corrupted.add(self.corrupted);

@@ -79,7 +79,7 @@ fn page(runs: &[Run], title: &str) -> Result<String, fmt::Error> {
 /// A column of the summary: its head, and what it says of a run; an empty string is nothing.
 type Column = (&'static str, fn(&Report) -> String);
 
-const COLUMNS: [Column; 18] = [
+const COLUMNS: [Column; 19] = [
     ("mode", |report| report.command.clone()),
     ("MQTT", |report| report.mqtt.map_or_else(String::new, |version| version.to_string())),
     ("QoS", |report| report.qos.map_or_else(String::new, |qos| qos.to_string())),
@@ -88,6 +88,7 @@ const COLUMNS: [Column; 18] = [
     ("paced by", paced),
     ("sent/s", |report| told(report.sent_per_second.filter(|_| report.connections.is_none()), whole)),
     ("delivered/s", |report| told(report.delivered_per_second.filter(|_| report.subscribers > 0), whole)),
+    ("messages a read", |report| told(report.messages_per_read, |messages| trimmed(messages, ""))),
     ("connected/s", |report| told(report.connections.as_ref().and_then(|connections| connections.opened_per_second), whole)),
     ("wrong", wrong),
     ("p50", |report| told(report.latency_us.as_ref().map(|latency| latency.p50), time)),
