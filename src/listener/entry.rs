@@ -52,6 +52,8 @@ type Entered<S> = (Box<Client<S>>, Option<Shown>);
 struct Kept {
     _open: Open,
     _remembered: Option<Remembered>,
+    /// It ends with its last handle, and takes with it what is not yet delivered.
+    _quic: Option<quinn::Connection>,
 }
 
 /// One connection that was accepted.
@@ -64,9 +66,21 @@ pub(super) struct Entry {
     pub(super) stop: watch::Receiver<bool>,
 }
 
+/// Goes the way in, then serves who came. The memory of the way is given back before that: it is longer than all that follows, and so is what it was given, which
+/// would otherwise stay with the connection for as long as that lives.
+async fn serve<S>(way: Pin<Box<impl Future<Output = Option<(Box<Client<S>>, Kept)>>>>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let entered = way.await;
+    if let Some((client, kept)) = entered {
+        client.serve().await;
+        drop(kept);
+    }
+}
+
 impl Entry {
-    /// Goes `way` in the time that it may take. Its memory is given back afterwards: it is longer than all that follows. No `async fn`, for that would have
-    /// room for the way beside the box, as long as the connection lives.
+    /// Goes `way` in the time that it may take.
     fn within<'a, T: 'a>(
         &'a self,
         way: impl Future<Output = Result<T, Refused>> + 'a,
@@ -84,84 +98,93 @@ impl Entry {
     }
 
     /// MQTT as it is.
-    pub(super) async fn plain<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
-        let entered = self.within(async {
-            let peer = self.peer(&mut stream, from, Transport::Plain).await?;
-            self.admit(stream, peer, None).await
-        });
-        let entered = entered.await;
-        if let Some((client, kept)) = self.end(from, entered) {
-            client.serve().await;
-            drop(kept);
-        }
+    pub(super) fn plain<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(
+        self,
+        mut stream: S,
+        from: Address,
+    ) -> impl Future<Output = ()> {
+        serve(Box::pin(async move {
+            let entered = self.within(async {
+                let peer = self.peer(&mut stream, from, Transport::Plain).await?;
+                self.admit(stream, peer, None).await
+            });
+            let entered = entered.await;
+            self.end(from, entered)
+        }))
     }
 
     /// MQTT over TLS.
-    pub(super) async fn tls<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
-        let entered = self.within(async {
-            let mut peer = self.peer(&mut stream, from, Transport::Tls).await?;
-            let (stream, shown) = self.secure(stream, &mut peer).await?;
-            self.admit(stream, peer, shown).await
-        });
-        let entered = entered.await;
-        if let Some((client, kept)) = self.end(from, entered) {
-            client.serve().await;
-            drop(kept);
-        }
+    pub(super) fn tls<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(
+        self,
+        mut stream: S,
+        from: Address,
+    ) -> impl Future<Output = ()> {
+        serve(Box::pin(async move {
+            let entered = self.within(async {
+                let mut peer = self.peer(&mut stream, from, Transport::Tls).await?;
+                let (stream, shown) = self.secure(stream, &mut peer).await?;
+                self.admit(stream, peer, shown).await
+            });
+            let entered = entered.await;
+            self.end(from, entered)
+        }))
     }
 
     /// MQTT over WebSocket.
-    pub(super) async fn websocket<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
-        let entered = self.within(async {
-            let peer = self.peer(&mut stream, from, Transport::WebSocket).await?;
-            let stream = websocket::accept(stream, &self.door.websocket).await?;
-            self.admit(stream, peer, None).await
-        });
-        let entered = entered.await;
-        if let Some((client, kept)) = self.end(from, entered) {
-            client.serve().await;
-            drop(kept);
-        }
+    pub(super) fn websocket<S>(self, mut stream: S, from: Address) -> impl Future<Output = ()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
+    {
+        serve(Box::pin(async move {
+            let entered = self.within(async {
+                let peer = self.peer(&mut stream, from, Transport::WebSocket).await?;
+                let stream = websocket::accept(stream, &self.door.websocket).await?;
+                self.admit(stream, peer, None).await
+            });
+            let entered = entered.await;
+            self.end(from, entered)
+        }))
     }
 
     /// MQTT over WebSocket over TLS.
-    pub(super) async fn secure_websocket<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(self, mut stream: S, from: Address) {
-        let entered = self.within(async {
-            let mut peer = self.peer(&mut stream, from, Transport::SecureWebSocket).await?;
-            let (stream, shown) = self.secure(stream, &mut peer).await?;
-            let stream = websocket::accept(stream, &self.door.websocket).await?;
-            self.admit(stream, peer, shown).await
-        });
-        let entered = entered.await;
-        if let Some((client, kept)) = self.end(from, entered) {
-            client.serve().await;
-            drop(kept);
-        }
+    pub(super) fn secure_websocket<S>(self, mut stream: S, from: Address) -> impl Future<Output = ()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
+    {
+        serve(Box::pin(async move {
+            let entered = self.within(async {
+                let mut peer = self.peer(&mut stream, from, Transport::SecureWebSocket).await?;
+                let (stream, shown) = self.secure(stream, &mut peer).await?;
+                let stream = websocket::accept(stream, &self.door.websocket).await?;
+                self.admit(stream, peer, shown).await
+            });
+            let entered = entered.await;
+            self.end(from, entered)
+        }))
     }
 
     /// MQTT over the first bidirectional stream that the client opens; there is no other.
-    pub(super) async fn quic(self, incoming: quinn::Incoming) {
+    pub(super) fn quic(self, incoming: quinn::Incoming) -> impl Future<Output = ()> {
         let from = incoming.remote_address().into();
-        let entered = self.within(async {
-            let credentials = self.door.credentials();
-            let connection = incoming.accept()?.await?;
-            let mut peer = Peer { address: from, proxy: None, transport: Transport::Quic, identity: None };
-            let chain = connection.peer_identity().and_then(chain_of_identity);
-            let shown = match (credentials, chain) {
-                (Some(credentials), Some(chain)) => Some(identify(&mut peer, credentials, chain)?),
-                _ => None,
-            };
-            let (sending, receiving) = connection.accept_bi().await?;
-            let entered = self.admit(tokio::io::join(receiving, sending), peer, shown).await?;
-            // It ends with its last handle, and takes with it what is not yet delivered.
-            Ok((entered, connection))
-        });
-        let entered = entered.await;
-        let (entered, connection) = entered.map_or_else(|refused| (Err(refused), None), |(entered, it)| (Ok(entered), Some(it)));
-        if let Some((client, kept)) = self.end(from, entered) {
-            client.serve().await;
-            drop((kept, connection));
-        }
+        serve(Box::pin(async move {
+            let entered = self.within(async {
+                let credentials = self.door.credentials();
+                let connection = incoming.accept()?.await?;
+                let mut peer = Peer { address: from, proxy: None, transport: Transport::Quic, identity: None };
+                let chain = connection.peer_identity().and_then(chain_of_identity);
+                let shown = match (credentials, chain) {
+                    (Some(credentials), Some(chain)) => Some(identify(&mut peer, credentials, chain)?),
+                    _ => None,
+                };
+                let (sending, receiving) = connection.accept_bi().await?;
+                let entered = self.admit(tokio::io::join(receiving, sending), peer, shown).await?;
+                Ok((entered, connection))
+            });
+            let entered = entered.await;
+            let (entered, connection) =
+                entered.map_or_else(|refused| (Err(refused), None), |(entered, it)| (Ok(entered), Some(it)));
+            self.end(from, entered).map(|(client, kept)| (client, Kept { _quic: connection, ..kept }))
+        }))
     }
 
     /// Who is at the other end of `stream`, as far as addresses tell. Reads the PROXY header where one is to come.
@@ -207,7 +230,7 @@ impl Entry {
         match entered {
             Ok((client, shown)) => {
                 let remembered = shown.map(|shown| self.door.remember(shown, client.closer()));
-                Some((client, Kept { _open: self.open, _remembered: remembered }))
+                Some((client, Kept { _open: self.open, _remembered: remembered, _quic: None }))
             }
             Err(refused) => {
                 self.refuse(from, &refused);
@@ -278,8 +301,8 @@ mod tests {
     fn what_an_idle_client_takes_is_known() {
         type Way = (Entry, TcpStream, Address);
         let sizes = [
-            ("task", future_bytes(|(entry, stream, from): Way| entry.plain(stream, from)), 416),
-            ("task of TLS", future_bytes(|(entry, stream, from): Way| entry.tls(stream, from)), 416),
+            ("task", future_bytes(|(entry, stream, from): Way| entry.plain(stream, from)), 144),
+            ("task of TLS", future_bytes(|(entry, stream, from): Way| entry.tls(stream, from)), 144),
             ("client", size_of::<Client<TcpStream>>(), 512),
             ("subscriber", size_of::<Subscriber>(), 576),
         ];
