@@ -1,15 +1,17 @@
-//! `config check` and `config show`.
+//! `config check`, `config show` and `config import`.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::output::print;
+use super::output::{print, say};
 use super::{log, settings::Settings};
 use crate::admin;
 use crate::clock;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::listener;
 use crate::mesh::{MeshConfig, tls::Credentials};
 use crate::policies::Policies;
@@ -20,6 +22,8 @@ pub(super) enum Command {
     Check(Arguments),
     /// Print the configuration with environment and defaults, as TOML
     Show(Arguments),
+    /// Print what a mosquitto.conf comes to, as TOML; names each line that could not be carried over on stderr, and then exits with 3
+    Import(Import),
 }
 
 #[derive(Debug, clap::Args)]
@@ -28,10 +32,22 @@ pub(super) struct Arguments {
     file: Option<PathBuf>,
 }
 
+#[derive(Debug, clap::Args)]
+pub(super) struct Import {
+    /// The configuration of Mosquitto
+    file: PathBuf,
+}
+
+/// What `config import` exits with when it printed a configuration in which something is left out.
+const LEFT_OUT: u8 = 3;
+/// No configuration is as large, bytes.
+const IMPORT_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
 pub(super) fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check(arguments) => check(arguments),
         Command::Show(arguments) => show(arguments),
+        Command::Import(arguments) => import(arguments),
     }
 }
 
@@ -83,4 +99,39 @@ fn show(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     config.admin.bind.get_or_insert(admin::DEFAULT_BIND);
     print(toml::to_string(&config)?.trim_end())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn import(arguments: &Import) -> anyhow::Result<ExitCode> {
+    let imported = config::import(&arguments.file, &Disk)?;
+    print(imported.toml.trim_end())?;
+    for remark in &imported.remarks {
+        say(&remark.to_string());
+    }
+    let (lines, left_out) = (imported.lines, imported.left_out());
+    say(&format!("{}: {lines} lines imported, of which {left_out} are left out", arguments.file.display()));
+    Ok(if left_out == 0 { ExitCode::SUCCESS } else { ExitCode::from(LEFT_OUT) })
+}
+
+/// The files of this machine.
+struct Disk;
+
+impl config::Files for Disk {
+    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        file.take(IMPORT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        if bytes.len() as u64 > IMPORT_BYTES_MAX {
+            return Err(format!("it has more than {IMPORT_BYTES_MAX} bytes; is it a configuration?"));
+        }
+        Ok(bytes)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<PathBuf>, String> {
+        let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
+        entries.map(|entry| entry.map(|entry| entry.path()).map_err(|error| error.to_string())).collect()
+    }
+
+    fn is_same(&self, a: &Path, b: &Path) -> bool {
+        matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    }
 }

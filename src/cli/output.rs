@@ -14,6 +14,11 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Writes `text` and a line's end to stderr. There is nowhere to tell if that fails.
+pub(super) fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Writes `error` and its causes to stderr. There is nowhere to tell if that fails.
 pub(super) fn complain(error: &anyhow::Error) {
     let _ = writeln!(io::stderr().lock(), "error: {}", explain(error));

@@ -130,18 +130,22 @@ impl Override {
         Err(self.error(shown))
     }
 
-    /// Whether the key takes `value`, all others at their defaults.
     fn try_value(&self, value: &Value) -> Result<(), String> {
-        let mut table = Table::new();
         let path: Vec<String> = self.path.iter().map(|part| if is_index(part) { "0".to_owned() } else { part.clone() }).collect();
-        set(&mut table, &path, value.clone())?;
-        Config::deserialize(table).map(drop).map_err(|error| error.message().to_owned())
+        try_value(&path, value)
     }
 
     fn error(&self, problem: String) -> ConfigError {
         let remedy = suggestion(&problem);
         ConfigError::Override { origin: self.origin.clone(), value: self.value.clone(), problem, remedy }
     }
+}
+
+/// Whether the key takes `value`, all others at their defaults. In `path` a list's table is the first of its kind.
+pub(super) fn try_value(path: &[String], value: &Value) -> Result<(), String> {
+    let mut table = Table::new();
+    set(&mut table, path, value.clone())?;
+    Config::deserialize(table).map(drop).map_err(|error| error.message().to_owned())
 }
 
 fn is_index(part: &str) -> bool {
@@ -187,8 +191,7 @@ impl<'a> Document<'a> {
         let tree = DeTable::parse(text).map_err(|error| {
             let place = Place::new(name, text, &error.span().unwrap_or_default());
             let remedy = looks_like_mosquitto(text).then(|| {
-                "this looks like a mosquitto.conf, and importing one is not possible yet; deploy/broker.toml has every key"
-                    .to_owned()
+                format!("this looks like a mosquitto.conf; run `mqtt-st-quic config import {name}`, which writes it anew for this broker")
             });
             ConfigError::File { place: place.into(), key: String::new(), problem: error.message().replace('\n', "; "), remedy }
         })?;

@@ -271,7 +271,7 @@ fn a_wrong_configuration_is_refused_with_its_place() {
         (good.replace("a.key", "ca.key"), &["ca.key"]),
         (good.replace("a.key", "a.pem"), &["a.pem", "no PEM secret key"]),
         (good.clone() + "[log]\nfilter = \"a=b=c\"\n", &["log.filter", "`a=b=c`"]),
-        ("listener 1883\n".to_owned(), &["config.toml:1:", "looks like a mosquitto.conf"]),
+        ("listener 1883\n".to_owned(), &["config.toml:1:", "looks like a mosquitto.conf", "config import"]),
     ] {
         fs::write(&config, &text).unwrap();
         assert_refused(&run(&["config", "check", &config]), 1, words);

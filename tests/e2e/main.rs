@@ -27,6 +27,7 @@ mod discovery;
 mod durable;
 mod foreign;
 mod healing;
+mod import;
 mod ledger;
 mod listen;
 mod mesh;
