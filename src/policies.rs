@@ -48,14 +48,16 @@ impl std::fmt::Display for Line {
 
 /// The policy of one listener, which a reload replaces.
 pub type CurrentPolicy = Arc<ArcSwap<Policy>>;
+/// What no client's id may be, or begin with before a dot; a reload replaces it.
+pub type ReservedIds = Arc<ArcSwap<Vec<String>>>;
 
 /// See the module's page.
 #[derive(Debug)]
 pub struct Policies {
     of_listeners: Vec<CurrentPolicy>,
     /// Client ids of bridges' sessions.
-    bridges: HashSet<String>,
-    reserved: Arc<[String]>,
+    bridges: ArcSwap<HashSet<String>>,
+    reserved: ReservedIds,
 }
 
 impl Policies {
@@ -65,10 +67,10 @@ impl Policies {
     /// See [`PolicyError`].
     pub fn load(config: &Config) -> Result<Self, PolicyError> {
         let policies = read(config, &config.listeners, &[], &[])?;
-        let bridges = config.bridges.iter().map(|bridge| bridge.client_id_at(config)).collect();
-        let reserved = config.bridges.iter().map(Bridge::local_client_id).collect();
         let of_listeners = policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect();
-        Ok(Self { of_listeners, bridges, reserved })
+        let this = Self { of_listeners, bridges: ArcSwap::default(), reserved: ReservedIds::default() };
+        this.set_bridges(config);
+        Ok(this)
     }
 
     /// Reads everything anew for the listeners that there are. Of one that is no longer configured (`is_configured`, in their order) the files that it
@@ -96,9 +98,15 @@ impl Policies {
         &self.of_listeners
     }
 
-    /// What no client's id may be, or begin with before a dot: those of bridges.
+    /// From now on these are the bridges: the sessions of others end when they are judged, and no client is let in with an id of these.
+    pub fn set_bridges(&self, config: &Config) {
+        self.reserved.store(Arc::new(config.bridges.iter().map(Bridge::local_client_id).collect()));
+        self.bridges.store(Arc::new(config.bridges.iter().map(|bridge| bridge.client_id_at(config)).collect()));
+    }
+
+    /// The client ids of bridges.
     #[must_use]
-    pub fn reserved(&self) -> &Arc<[String]> {
+    pub fn reserved(&self) -> &ReservedIds {
         &self.reserved
     }
 
@@ -109,7 +117,7 @@ impl Policies {
     pub fn judge(&self, access: &Access) -> Standing {
         if let Identity::Bridge { client_id } = access.identity() {
             // That of a bridge that is configured no more would wait for ever.
-            return match self.bridges.contains(&**client_id) {
+            return match self.bridges.load().contains(&**client_id) {
                 true => Standing::Good(Policy::of_bridge(client_id).admit(access.identity())),
                 false => Standing::Gone(Arc::new(access.shut_out())),
             };
@@ -213,7 +221,11 @@ mod tests {
             let place = Place { index: Some(index), bind: (*bind).into() };
             Arc::new(ArcSwap::from_pointee(Policy::new(place, *anonymous, None, (*rules).clone())))
         };
-        Policies { of_listeners: all.iter().enumerate().map(policy).collect(), bridges: HashSet::new(), reserved: Arc::default() }
+        Policies {
+            of_listeners: all.iter().enumerate().map(policy).collect(),
+            bridges: ArcSwap::default(),
+            reserved: ReservedIds::default(),
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
 use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
 use crate::metrics::{Metrics, Sample};
-use crate::policies::{CurrentPolicy, Policies, PolicyError};
+use crate::policies::{CurrentPolicy, Policies, PolicyError, ReservedIds};
 use crate::replication::{Counters, Deliver, MeshMessage, Picks, Replication, ReplicationConfig};
 use crate::router::{self, Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
 use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
@@ -73,10 +73,11 @@ pub enum StartError {
 }
 
 /// Keys of the configuration that a reload applies; `log.filter` is the program's to apply.
-const RELOADED: [&str; 10] = [
+const RELOADED: [&str; 11] = [
     "auth.acl_file",
     "auth.allow_anonymous",
     "auth.password_file",
+    "bridge",
     "log.filter",
     "mesh.cafile",
     "mesh.certfile",
@@ -141,7 +142,7 @@ struct Parts {
     router: Arc<Router>,
     mesh: Option<MeshHandle>,
     store: Option<Store>,
-    bridges: Bridges,
+    bridges: Arc<Bridges>,
     drain: Arc<Drain>,
     listeners: usize,
     /// Bytes; none where it is not known.
@@ -211,7 +212,7 @@ impl Server {
             let watcher = mesh.watcher();
             Arc::new(move || watcher.reachable()) as Reachable
         });
-        let bridges = Bridges::start(config, &router, reachable.as_ref(), knows_others);
+        let bridges = Arc::new(Bridges::start(config, &router, reachable, knows_others));
         router.judge_by({
             let policies = Arc::clone(&policies);
             Box::new(move |access| policies.judge(access))
@@ -273,7 +274,7 @@ impl Server {
     }
 
     /// Takes over what a running broker can take over: the certificates, keys and lists of `[mesh]` and of listeners, the users and rules of `[auth]` and of
-    /// listeners, read anew even where their names are the same, and how peers are found. No client and no link is lost by it, but for links
+    /// listeners, read anew even where their names are the same, bridges, and how peers are found. No client and no link is lost by it, but for links
     /// whose peers are no longer admitted and clients whose certificate is no longer good or whose user is gone or has another password. Returns the keys, dotted, that have changed
     /// and need a restart.
     ///
@@ -295,6 +296,9 @@ impl Server {
             renewal.into_iter().for_each(|renewal| door.renew(renewal));
         }
         self.policies.replace(policies);
+        let bridged = Config { bridges: config.bridges.clone(), ..self.config.clone() };
+        self.policies.set_bridges(&bridged);
+        self.parts.bridges.reload(bridged);
         in_force.clone_from(&running.listeners);
         let (mut batch, now) = (Batch::default(), clock::now());
         self.parts.router.judge_anew(&mut batch, |access| self.policies.judge(access), now);
@@ -727,7 +731,7 @@ fn memory_limit(config: &Config) -> Option<u64> {
     Some(limit)
 }
 
-fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Arc<Logins>, reserved: Arc<[String]>) -> Terms {
+fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Arc<Logins>, reserved: ReservedIds) -> Terms {
     Terms {
         policy,
         logins,

@@ -30,8 +30,17 @@ pub(super) enum Turn {
     Gather,
     /// Connect.
     Serve,
-    /// The broker stops.
+    /// The broker stops, or the bridge is told something else: the session here waits.
     Stop,
+    /// There is to be no such bridge any more.
+    Remove,
+}
+
+impl Turn {
+    /// Whether nothing comes after it.
+    pub(super) fn is_last(self) -> bool {
+        matches!(self, Self::Stop | Self::Remove)
+    }
 }
 
 /// Another broker with the bridge.

@@ -129,17 +129,23 @@ impl Local {
 
     /// Ends the session: another broker serves the bridge.
     pub(super) fn forget(&self, bridge: &str, status: &Status) {
-        let Some(session) = self.session() else { return };
+        let dropped = self.end();
+        if dropped > 0 {
+            status.dropped.add(dropped as u64);
+            tracing::warn!(bridge, dropped, "another broker serves the bridge by now: what waited for it here does not cross");
+        }
+    }
+
+    /// Ends the session, if there is one. Messages that waited in it.
+    pub(super) fn end(&self) -> usize {
+        let Some(session) = self.session() else { return 0 };
         let state = session.lock();
         let dropped = state.outbound.queue_len() + state.outbound.inflight_len();
         drop(state);
         let (mut batch, now) = (Batch::default(), clock::now());
         self.router.judge_one(&mut batch, &session, |access| Standing::Gone(Arc::new(access.shut_out())), now);
         self.router.finish(&mut batch, now);
-        if dropped > 0 {
-            status.dropped.add(dropped as u64);
-            tracing::warn!(bridge, dropped, "another broker serves the bridge by now: what waited for it here does not cross");
-        }
+        dropped
     }
 
     /// Whether what a foreign broker still has in flight can only be this session's.

@@ -26,7 +26,8 @@ mod status;
 mod tls;
 mod topics;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -54,6 +55,8 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// A connection that lasted so long has succeeded: the next wait is the first again.
 const SUCCESS: Duration = Duration::from_secs(10);
 
+/// What a bridge needs to end, at most, when it is told something else.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks at whose turn it is.
 const ELECTION_INTERVAL: Duration = Duration::from_millis(250);
 /// Whoever closes the connection so often in a row when it is told that a bridge comes does not understand that.
@@ -82,16 +85,40 @@ enum Trouble {
 pub type Reachable = Arc<dyn Fn() -> BTreeSet<BrokerId> + Send + Sync>;
 
 /// All bridges of this broker.
-#[derive(Debug)]
 pub struct Bridges {
-    all: Vec<Running>,
-    tasks: Mutex<Vec<JoinHandle<()>>>,
+    router: Arc<Router>,
+    reachable: Option<Reachable>,
+    /// By their names.
+    running: Mutex<BTreeMap<String, Running>>,
+    /// Held for as long as a reload takes: the next one begins with what the last has made.
+    reloading: tokio::sync::Mutex<()>,
+    is_stopped: AtomicBool,
+}
+
+impl fmt::Debug for Bridges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bridges").field("running", &self.running).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
 struct Running {
+    config: config::Bridge,
+    remote_client_id: String,
     turn: Arc<watch::Sender<Turn>>,
     status: Arc<Status>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Waits for the end, but no longer than until `deadline`.
+    async fn end(self, deadline: tokio::time::Instant) {
+        for mut task in self.tasks {
+            if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
+                task.abort();
+            }
+        }
+    }
 }
 
 impl Bridges {
@@ -99,14 +126,73 @@ impl Bridges {
     ///
     /// `knows_others`: the disk knows of other members.
     #[must_use]
-    pub fn start(config: &Config, router: &Arc<Router>, reachable: Option<&Reachable>, knows_others: bool) -> Self {
-        let (mut all, mut tasks) = (Vec::new(), Vec::new());
+    pub fn start(config: &Config, router: &Arc<Router>, reachable: Option<Reachable>, knows_others: bool) -> Self {
+        let this = Self {
+            router: Arc::clone(router),
+            reachable,
+            running: Mutex::default(),
+            reloading: tokio::sync::Mutex::default(),
+            is_stopped: AtomicBool::new(false),
+        };
+        this.begin(config, knows_others);
+        this
+    }
+
+    /// Takes over, in its own time, what `config` says of bridges. Those that it does not name any more end, with their sessions here; those of which it says something else end and
+    /// begin anew, with what waits for them; the others do not notice.
+    pub fn reload(self: &Arc<Self>, config: Config) {
+        let this = Arc::clone(self);
+        task::spawn("bridges reload", async move {
+            let _one_at_a_time = this.reloading.lock().await;
+            let ended = this.end_changed(&config);
+            let deadline = tokio::time::Instant::from_std(clock::now() + RELOAD_PATIENCE);
+            for (name, running) in ended {
+                let remote_client_id = running.remote_client_id.clone();
+                running.end(deadline).await;
+                this.router.release_state(&remote_client_id);
+                if let Some(registers) = this.router.registers().filter(|_| !config.bridges.iter().any(|one| one.name == name)) {
+                    registers.own().withdraw_bridge(&name);
+                }
+            }
+            // What was there before may serve others' bridges by now.
+            this.begin(&config, true);
+        });
+    }
+
+    /// Tells those to end of which `config` says nothing, or something else.
+    fn end_changed(&self, config: &Config) -> Vec<(String, Running)> {
+        let mut running = self.running.lock();
+        let is_same = |name: &str, running: &Running| config.bridges.iter().any(|one| one.name == name && *one == running.config);
+        let changed: Vec<String> =
+            running.iter().filter(|(name, running)| !is_same(name, running)).map(|(name, _)| name.clone()).collect();
+        let ended: Vec<_> = changed.into_iter().filter_map(|name| running.remove_entry(&name)).collect();
+        drop(running);
+        for (name, running) in &ended {
+            let new = config.bridges.iter().find(|one| one.name == *name);
+            let keeps_session = new.is_some_and(|new| new.local_client_id() == running.config.local_client_id());
+            tracing::info!(bridge = name, is_removed = new.is_none(), "the bridge ends: its configuration is another");
+            running.turn.send_replace(if keeps_session { Turn::Stop } else { Turn::Remove });
+        }
+        ended
+    }
+
+    /// Starts those that do not run.
+    fn begin(&self, config: &Config, knows_others: bool) {
+        let mut running = self.running.lock();
+        if self.is_stopped.load(Ordering::Relaxed) {
+            return;
+        }
         for one in &config.bridges {
-            let bridge = Bridge::new(config, one, Arc::clone(router));
-            let mesh = reachable.zip(router.registers());
+            if running.contains_key(&one.name) {
+                continue;
+            }
+            let bridge = Bridge::new(config, one, Arc::clone(&self.router));
+            let mesh = self.reachable.as_ref().zip(self.router.registers());
+            let mut tasks = Vec::new();
             let (turn, turns) = watch::channel(if mesh.is_some() { Turn::Wait } else { Turn::Serve });
             let turn = Arc::new(turn);
-            all.push(Running { turn: Arc::clone(&turn), status: Arc::clone(&bridge.status) });
+            let (status, remote_client_id) = (Arc::clone(&bridge.status), bridge.remote_client_id.clone());
+            let sender = Arc::clone(&turn);
             if let Some((reachable, registers)) = mesh {
                 let claim = BridgeClaim { priority: one.priority, since_ms: 0, has_session: bridge.local.is_there() };
                 let election = Election::new(registers.own_id(), claim, one.takeover_after, knows_others);
@@ -120,32 +206,31 @@ impl Bridges {
                 tasks.push(task::spawn("bridge election", candidate.run(turn)));
             }
             tasks.push(task::spawn("bridge", bridge.run(turns)));
+            running.insert(one.name.clone(), Running { config: one.clone(), remote_client_id, turn: sender, status, tasks });
         }
-        Self { all, tasks: Mutex::new(tasks) }
     }
 
     /// What is counted.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample> {
-        self.all.iter().flat_map(|one| one.status.samples()).collect()
+        self.running.lock().values().flat_map(|one| one.status.samples()).collect()
     }
 
     /// Ends all connections; each session here waits for the next start.
     pub async fn stop(&self, deadline: tokio::time::Instant) {
-        self.all.iter().for_each(|one| {
+        self.is_stopped.store(true, Ordering::Relaxed);
+        let all = std::mem::take(&mut *self.running.lock());
+        all.values().for_each(|one| {
             one.turn.send_replace(Turn::Stop);
         });
-        let tasks = std::mem::take(&mut *self.tasks.lock());
-        for mut task in tasks {
-            if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
-                task.abort();
-            }
+        for running in all.into_values() {
+            running.end(deadline).await;
         }
     }
 
     /// Ends them without a word, as a process that is killed.
     pub fn abort(&self) {
-        self.tasks.lock().iter().for_each(JoinHandle::abort);
+        self.running.lock().values().flat_map(|one| &one.tasks).for_each(JoinHandle::abort);
     }
 }
 
@@ -171,7 +256,7 @@ impl Candidate {
     /// Says whose turn it is, until the bridge is stopped.
     async fn run(mut self, turn: Arc<watch::Sender<Turn>>) {
         let mut told = None;
-        while *turn.borrow() != Turn::Stop {
+        while !turn.borrow().is_last() {
             let reachable = (self.reachable)();
             let others = self.others(&reachable);
             let is_alone = reachable.len() <= 1;
@@ -186,7 +271,7 @@ impl Candidate {
                 told = Some(self.election.claim);
             }
             turn.send_if_modified(|turn| {
-                let is_other = *turn != decided && *turn != Turn::Stop;
+                let is_other = *turn != decided && !turn.is_last();
                 if is_other {
                     tracing::debug!(bridge = self.name, turn = ?decided, "whose turn it is to serve the bridge");
                     *turn = decided;
@@ -266,6 +351,10 @@ impl Bridge {
             self.status.set_serving(turn == Turn::Serve);
             match turn {
                 Turn::Stop => return,
+                Turn::Remove => {
+                    let dropped = self.local.end();
+                    return tracing::info!(bridge = self.config.name, dropped, "the bridge is removed, and its session with it");
+                }
                 Turn::Wait => {}
                 Turn::Yield => self.local.forget(&self.config.name, &self.status),
                 Turn::Gather => {

@@ -418,7 +418,7 @@ fn check(connect: &Connect<'_>, terms: &Terms) -> Result<(), Refused> {
         let rest = connect.client_id.strip_prefix(reserved.as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
-    if terms.reserved.iter().any(is_reserved) {
+    if terms.reserved.load().iter().any(is_reserved) {
         return refuse(ReasonCode::ClientIdentifierNotValid, "the client identifier of a bridge");
     }
     match &connect.will {

@@ -75,7 +75,7 @@ pub struct Terms {
     /// Server Reference for clients that are to use another server.
     pub server_reference: Option<String>,
     /// What no client's id may be, or begin with before a dot.
-    pub reserved: Arc<[String]>,
+    pub reserved: Arc<ArcSwap<Vec<String>>>,
 }
 
 /// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can

@@ -52,6 +52,12 @@ impl Router {
         self.states.0.lock().insert(client_id.into(), Saying::Reserved);
     }
 
+    /// There is no such bridge any more, and nothing to be said of it.
+    pub fn release_state(&self, client_id: &str) {
+        self.states.0.lock().remove(client_id);
+        self.system.forget(&state_topic(client_id));
+    }
+
     /// Tells local clients what this one says of itself ([`is_own_state`]). It is retained as long as there is its session, and of so many clients.
     /// `false`: it is not the client's to say.
     pub fn publish_state(&self, batch: &mut Batch, client: &Subscriber, payload: &[u8], retain: bool, now: Instant) -> bool {

@@ -602,3 +602,77 @@ fn a_mosquitto_that_bridges_to_ours_gets_nothing_back() {
         state.expect_message("0");
     }
 }
+
+/// What SIGHUP does to bridges: they come, change and go, and no client notices.
+#[test]
+fn a_reload_adds_changes_and_removes_bridges() {
+    let (site, address) = (Site::new(), free_address());
+    let cloud = start_at(&site, "cloud", address, "");
+    let alone = site.alone("near");
+    let near = site.start("near", &alone);
+    let reload = |more: &str| {
+        let count = || near.log().lines().filter(|line| line.contains(" reloaded")).count();
+        let before = count();
+        fs::write(site.file("near.toml"), format!("{alone}{more}")).unwrap();
+        near.signal("HUP");
+        wait_for("a reload", || (count() > before).then_some(()));
+    };
+    let connected = |count: usize| {
+        wait_for("a bridge that is connected anew", || {
+            (near.log().lines().filter(|line| line.contains("the bridge is connected")).count() == count).then_some(())
+        });
+        wait_for_bridge(&near);
+    };
+    let mut there = Client::connect_at(address, &Connect::new(4));
+    there.subscribe(&[("#", 2)]);
+    let (mut speaker, mut listener) = (Client::new(&near, 5), Client::subscribed(&near, 5, "#", 1));
+
+    reload(&bridge(address, &["o/# out 2 \"\" one/"], ""));
+    connected(1);
+    say(&mut speaker, "o/x", "added", 2);
+    assert_eq!(there.expect_message("added").topic, "one/o/x");
+    listener.expect_message("added");
+    // The same again changes nothing.
+    reload(&bridge(address, &["o/# out 2 \"\" one/"], ""));
+    say(&mut speaker, "o/x", "as before", 1);
+    there.expect_message("as before");
+    listener.expect_message("as before");
+    let refused = || {
+        let mut client = Client::open(&near, 5);
+        client.send(&Connect::new(5).id("bridge-cloud").encode());
+        client.expect(kind::CONNACK).reason != 0
+    };
+    assert!(refused(), "the client id is the bridge's");
+
+    // What waits for it stays its own when it is told something else.
+    cloud.signal("STOP");
+    say(&mut speaker, "o/x", "waited", 2);
+    listener.expect_message("waited");
+    reload(&bridge(address, &["o/# out 2 \"\" two/", "i/# in 1"], ""));
+    cloud.signal("CONT");
+    connected(2);
+    let received = there.expect_message("waited");
+    assert!(received.topic == "one/o/x" || received.topic == "two/o/x", "{received:?}");
+    say(&mut speaker, "o/x", "changed", 1);
+    assert_eq!(there.expect_message("changed").topic, "two/o/x");
+    listener.expect_message("changed");
+    let mut there_speaks = Client::connect_at(address, &Connect::new(4));
+    say(&mut there_speaks, "i/x", "in", 1);
+    there.expect_message("in");
+    assert_eq!(listener.expect_message("in").topic, "i/x");
+
+    reload("");
+    wait_for("a bridge that is gone", || {
+        let page = get(near.address_of("health"), "/metrics");
+        (!page.contains("bridge=\"cloud\"")).then_some(())
+    });
+    near.wait_for_log(&["the bridge is removed", "cloud"]);
+    assert!(!refused(), "the client id is anybody's");
+    say(&mut speaker, "o/x", "to nobody", 1);
+    listener.expect_message("to nobody");
+    say(&mut there_speaks, "end", "end", 1);
+    there.expect_message("end");
+    for client in [&mut speaker, &mut listener] {
+        client.expect_nothing();
+    }
+}

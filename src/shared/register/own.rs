@@ -125,6 +125,11 @@ impl Register {
         self.change(|pending| pending.put(Key::Bridge(name.into()), Value::Bridge(claim)));
     }
 
+    /// It has the bridge no more.
+    pub fn withdraw_bridge(&self, name: &str) {
+        self.change(|pending| pending.remove(Key::Bridge(name.into())));
+    }
+
     /// A client's session is here.
     pub fn claim(&self, client_id: &Arc<str>, claim: Claim) {
         self.change(|pending| pending.put(Key::Session(Arc::clone(client_id)), Value::Claim(claim)));
