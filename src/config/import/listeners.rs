@@ -11,6 +11,9 @@ use super::{Import, ImportError, Scope, TABLES_MAX};
 use crate::config::MQTT_PORT;
 use crate::limits::TOPIC_ALIAS_MAX;
 
+/// Of user names from certificates.
+const CLOSED_TO_CERTIFICATES: &str = "without the plug-in who shows a certificate would be let do everything";
+
 /// A listener, or what is said before any.
 #[derive(Debug)]
 pub(super) struct Listener {
@@ -301,8 +304,10 @@ impl Import<'_> {
                 table.set("trusted_proxies", vec!["0.0.0.0/0", "::/0"].into(), &line.origin);
                 self.note(line, "Mosquitto believes every proxy, and so does this; name yours in trusted_proxies");
             }
-            if listener.tls.by_identity.is_some() && *version == 2 {
-                table.set("proxy_identity_as_username", true.into(), &line.origin);
+            match &listener.tls.by_identity {
+                Some(by_identity) if self.is_closed(listener) => self.leave_out(by_identity, CLOSED_TO_CERTIFICATES),
+                Some(_) if *version == 2 => table.set("proxy_identity_as_username", true.into(), &line.origin),
+                _ => {}
             }
         }
         let rights = self.rights(&listener.security, "listener.0")?;
@@ -312,6 +317,11 @@ impl Import<'_> {
             table.set("allow_anonymous", true.into(), at);
         }
         Ok(table)
+    }
+
+    /// Whether a plug-in that is not carried over decided who comes in there.
+    fn is_closed(&self, listener: &Listener) -> bool {
+        self.plugin_of_all.is_some() || !listener.security.plugins.is_empty()
     }
 
     fn bind(&mut self, listener: &Listener, is_local: bool) -> Result<String, ImportError> {
@@ -376,7 +386,11 @@ impl Import<'_> {
             tls.insert(line.key.clone(), line.text()?.into());
         }
         if let Some(line) = by_name {
-            tls.insert(line.key.clone(), true.into());
+            if self.is_closed(listener) {
+                self.leave_out(line, CLOSED_TO_CERTIFICATES);
+            } else {
+                tls.insert(line.key.clone(), true.into());
+            }
         }
         Ok(Some(tls))
     }

@@ -353,7 +353,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    fn log(&self) -> Result<Section, ImportError> {
+    fn log(&self) -> Section {
         let mut log = Section::default();
         let level = match self.log_types.last() {
             None => "off",
@@ -367,12 +367,12 @@ impl<'a> Import<'a> {
         } else if let Some(origin) = &self.log_type_origin {
             log.set("filter", level.into(), origin);
         }
-        Ok(log)
+        log
     }
 
     /// Makes the tables, and tries whether they are good together.
     fn finish(mut self, main: &Path) -> Result<Imported, ImportError> {
-        let log = self.log()?;
+        let log = self.log();
         let auth = self.auth()?;
         let says_anonymous = auth.value("allow_anonymous").is_some();
         let listeners = self.listener_tables(main, says_anonymous)?;
@@ -429,10 +429,10 @@ impl Tables<'_, '_> {
     fn origin_of(&self, key: &str) -> Option<&Origin> {
         let mut parts = key.split('.');
         let (table, next) = (parts.next()?, parts.next());
-        let of_list = |list: &'_ [Section]| next.and_then(|index| index.parse::<usize>().ok()).filter(|index| *index < list.len());
+        let index = || next.and_then(|index| index.parse::<usize>().ok());
         match table {
-            "listener" => self.listeners.get(of_list(self.listeners)?)?.origin_of(parts.next().unwrap_or_default()),
-            "bridge" => self.bridges.get(of_list(self.bridges)?)?.origin_of(parts.next().unwrap_or_default()),
+            "listener" => self.listeners.get(index()?)?.origin_of(parts.next().unwrap_or_default()),
+            "bridge" => self.bridges.get(index()?)?.origin_of(parts.next().unwrap_or_default()),
             "auth" => self.auth.origin_of(next?),
             "limits" => self.import.limits.origin_of(next?),
             "persistence" => self.import.persistence.origin_of(next?),

@@ -288,6 +288,10 @@ fn what_is_left_out_lets_nobody_do_more() {
     // Nobody comes in where a plug-in would have decided.
     let config = left_out("listener 1\nallow_anonymous true\npassword_file p\nauth_plugin /x.so\nauth_opt_a b\n", 4);
     assert_eq!(config.auth, crate::config::Auth::default());
+    let certificates = "certfile c\nkeyfile k\ncafile a\nrequire_certificate true\nuse_identity_as_username true\n";
+    let config = left_out(&format!("listener 1\n{certificates}auth_plugin /x.so\n"), 2);
+    let tls = config.listeners[0].tls.as_ref().expect("TLS");
+    assert!(tls.require_certificate && !tls.use_identity_as_username, "{tls:?}");
     let config = left_out("per_listener_settings true\nlistener 1\nplugin /x.so\nlistener 2\nallow_anonymous true\n", 1);
     assert_eq!(config.listeners.iter().map(|one| one.allow_anonymous).collect::<Vec<_>>(), [Some(false), Some(true)]);
     let config = left_out("global_plugin /x.so\nlistener 2\nlistener_allow_anonymous true\n", 2);
