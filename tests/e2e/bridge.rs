@@ -349,25 +349,31 @@ fn what_another_left_in_flight_at_the_foreign_broker_costs_no_message() {
         wait_for_bridge(&near);
         let mut there = Client::subscribed(&far, 5, "o", 2);
         let mut speaker = Client::new(&near, 5);
-        let mut cross = |speaker: &mut Client, range: std::ops::Range<usize>| {
+        let mut cross = |speaker: &mut Client, range: std::ops::Range<usize>, was_robbed: bool| {
             for n in range.clone() {
                 say(speaker, "o", &n.to_string(), 2);
             }
-            assert_eq!(there.take_messages(range.len()), numbers(range));
+            let mut heard = there.take_messages(range.len());
+            // What was still in flight when another took the session may come twice.
+            while was_robbed && heard.first().is_some_and(|first| first.parse::<usize>().unwrap() < range.start) {
+                heard.remove(0);
+                heard.extend(there.take_messages(1));
+            }
+            assert_eq!(heard, numbers(range));
         };
-        cross(&mut speaker, 0..30);
+        cross(&mut speaker, 0..30, false);
         // The bridge that was there comes back to its own.
         near.kill();
         let near = start();
         let mut speaker = Client::new(&near, 5);
-        cross(&mut speaker, 30..60);
+        cross(&mut speaker, 30..60, false);
         assert!(!near.log().contains("released at the foreign broker"), "{}", near.log());
         if version == "mqttv50" {
             near.signal("STOP");
             thieve();
             near.signal("CONT");
             near.wait_for_log(&["released at the foreign broker"]);
-            cross(&mut speaker, 60..90);
+            cross(&mut speaker, 60..90, true);
         }
         let mut far_speaker = Client::new(&far, 5);
         let mut here = Client::subscribed(&near, 5, "i", 2);
