@@ -21,7 +21,7 @@ pub(super) struct Listener {
     origin: Option<Line>,
     port: u16,
     host: Option<String>,
-    domain: Option<Domain>,
+    domain: Option<(Domain, Line)>,
     /// Whether port or address were said.
     is_placed: bool,
     /// What has a key of its own here.
@@ -327,7 +327,7 @@ impl Import<'_> {
     fn bind(&mut self, listener: &Listener, is_local: bool) -> Result<String, ImportError> {
         let port = listener.port;
         let Some(line) = &listener.origin else { return Ok(format!("127.0.0.1:{port}")) };
-        match (&listener.host, listener.domain) {
+        match (&listener.host, &listener.domain) {
             (Some(path), _) if port == 0 => Ok(format!("unix:{path}")),
             (Some(host), _) if host == "localhost" => Ok(format!("127.0.0.1:{port}")),
             (Some(host), _) => match host.parse::<IpAddr>() {
@@ -339,15 +339,9 @@ impl Import<'_> {
                 ))),
             },
             (None, _) if is_local => Ok(format!("127.0.0.1:{port}")),
-            (None, Some(Domain::V4)) => Ok(format!("0.0.0.0:{port}")),
-            (None, Some(Domain::V6)) => {
-                let (origin, key) = (line.origin.clone(), line.key.clone());
-                self.say(
-                    &origin,
-                    &key,
-                    "IPv4 clients come in, too: to keep them out bind it to an IPv6 address of this machine",
-                    true,
-                );
+            (None, Some((Domain::V4, _))) => Ok(format!("0.0.0.0:{port}")),
+            (None, Some((Domain::V6, line))) => {
+                self.leave_out(line, "IPv4 clients come in, too: to keep them out bind it to an IPv6 address of this machine");
                 Ok(format!("[::]:{port}"))
             }
             (None, None) => Ok(format!("[::]:{port}")),
@@ -432,11 +426,12 @@ impl Listener {
                     Some((line.clone(), "there are no mount points here, and without one its clients would see all topics"));
             }
             "socket_domain" => {
-                self.domain = Some(match line.word()? {
+                let domain = match line.word()? {
                     "ipv4" => Domain::V4,
                     "ipv6" => Domain::V6,
                     _ => return Err(line.wrong("is neither ipv4 nor ipv6")),
-                });
+                };
+                self.domain = Some((domain, line.clone()));
             }
             "websockets_origin" => {
                 let mut all =
