@@ -193,6 +193,59 @@ fn is_ready(broker: &Broker) -> bool {
     get(broker.address_of("health"), "/readyz").starts_with("HTTP/1.1 200")
 }
 
+/// Starts a broker that has ended where it was before.
+fn start_again(site: &Site, broker: &Broker) -> Broker {
+    let configuration = fs::read_to_string(site.file(&format!("{}.toml", broker.name))).unwrap();
+    // In the order in which they stand there.
+    let addresses = [broker.address(), broker.address_of("admin"), broker.address_of("health"), broker.address_of("mesh")];
+    let again = addresses
+        .into_iter()
+        .chain([broker.listener(1)])
+        .fold(configuration, |text, address| text.replacen("\"127.0.0.1:0\"", &format!("\"{address}\""), 1));
+    site.start(&broker.name, &again)
+}
+
+/// The broker of a new version takes the place of the old one, one after the other: each is drained, ends, and is started again, round after round, under clients of all QoS.
+/// `ROLL_ROUNDS=10 cargo test --release --test e2e balancer::all -- --ignored --nocapture`
+#[test]
+#[ignore = "takes 20 s a broker: ROLL_ROUNDS (1) rounds"]
+fn all_brokers_are_drained_and_started_again_in_turn() {
+    if !has_haproxy() {
+        return;
+    }
+    let rounds = std::env::var("ROLL_ROUNDS").map_or(1, |text| text.parse::<usize>().expect("a number"));
+    let site = Site::new();
+    let authority = Authority::new(&site.path().join("tls"));
+    let mut brokers = start_brokers(&site, "");
+    let balancer = Balancer::start(&site, &authority, &authority.server(1), &brokers);
+    balancer.wait_until_up(&NAMES);
+    let qos = [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce];
+    let plan = MeshPlan {
+        publishers: (0..30).map(|index| Publishing { at: vec![0], qos: qos[index % 3] }).collect(),
+        subscribers: (0..90).map(|index| Subscribing { at: vec![0], hears: Some(vec![index % 30, (index + 7) % 30]) }).collect(),
+        rate: Some(10.0),
+        ..MeshPlan::everywhere(vec![balancer.plain.to_string()], &qos)
+    };
+    let load = MeshRun::start(plan).unwrap();
+    wait_for("everybody to hear everybody", || load.is_joined().then_some(()));
+    load.open_books();
+    for place in (0..rounds).flat_map(|_| 0..NAMES.len()) {
+        let said = drain(&site, &brokers[place], &["--rate", "50/s", "--notice", "2s"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert_eq!(brokers[place].wait().code(), Some(0));
+        load.note(format!("{} is drained: {}", NAMES[place], said.out.trim_end()));
+        brokers[place] = start_again(&site, &brokers[place]);
+        settle(&brokers.iter().collect::<Vec<_>>());
+        balancer.wait_until_up(&NAMES);
+        load.note(format!("{} is there again", NAMES[place]));
+    }
+    load.stop_publishing();
+    wait_for("all that is owed", || load.is_settled().then_some(()));
+    let account = load.finish();
+    println!("{account}");
+    assert_eq!(account.breaches(), Vec::<String>::new());
+}
+
 /// 300 clients with sessions that outlive their connections: no message is lost, none of QoS 2 comes twice, nobody sees more than the end of a connection; and whoever was away finds
 /// elsewhere what waited for him.
 #[test]
