@@ -292,7 +292,7 @@ fn a_broker_is_drained_under_300_clients_that_see_nothing_but_a_reconnect() {
     assert_eq!((before.disconnects, before.troubles.len()), (0, 0), "{:?}", before.troubles);
 
     let (begun, mut brokers) = (Instant::now(), brokers);
-    let said = drain(&site, &brokers[0], &["--rate", "100/s", "--notice", "2s", "--json"]);
+    let said = drain(&site, &brokers[0], &["--rate", "100/s", "--notice", "4s", "--json"]);
     let took = begun.elapsed();
     assert_eq!(said.code, Some(0), "{said:?}");
     let status: serde_json::Value = serde_json::from_str(&said.out).unwrap();
