@@ -229,6 +229,14 @@ pub const SUBSCRIBE_ACK_PATIENCE: Duration = Duration::from_secs(5);
 pub const QUESTIONS_MAX: usize = 16 * 1024;
 /// A neighbour's question is forgotten unless it is repeated within this.
 pub const QUESTION_LIFE: Duration = Duration::from_secs(5);
+/// Bytes of what a neighbour lacks, and our ring too, that are asked for of others at once: for one lane of a link and one origin.
+pub const FILL_BYTES: u64 = 256 * 1024;
+/// Origins of which that is done at once for one lane of a link.
+pub const FILLS_AT_ONCE: usize = 4;
+/// Origins of which one lane of a link is given such at once because its far side asks; what is beyond is asked again.
+pub const FILLS_MAX: usize = 64;
+/// Where nobody answers for so long it is lost.
+pub const FILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Answers that wait for one lane of a link; what is beyond is asked again.
 pub const ANSWERS_MAX: usize = 16 * 1024;
 /// Bytes of answers that wait there and are not in the ring.

@@ -25,9 +25,13 @@ const GAP: u8 = 6;
 const PULL: u8 = 7;
 const PAYLOADS: u8 = 8;
 const GONE: u8 = 9;
+const FILL: u8 = 10;
+const FILLED: u8 = 11;
 
 const OPEN_NEW: u8 = 1;
 const OPEN_MORE: u8 = 2;
+
+const FILLED_LAST: u8 = 1;
 
 const QOS_BITS: u8 = 0b11;
 const RETAIN: u8 = 1 << 2;
@@ -199,8 +203,32 @@ pub enum LaneFrame<'a> {
         /// Which.
         sequences: Sequences<'a>,
     },
+    /// The sender lacks the ids in `from + 1 ..= to`, and a neighbour of its needs them: they are to be sent once more, as [`LaneFrame::Filled`].
+    Fill {
+        /// Whose, by the sender's own aliases.
+        alias: u16,
+        /// The neighbour has every id up to here.
+        from: u64,
+        /// Above `from`.
+        to: u64,
+        /// So many bytes of messages, and what goes beyond them with the last block.
+        bytes_max: u64,
+    },
+    /// What was asked for so: not for the receiver, which has it or has lost it.
+    Filled(Filled<'a>),
     /// A frame of a newer version: to be skipped.
     Unknown,
+}
+
+/// A part of the answer to a [`LaneFrame::Fill`].
+#[derive(Clone, Copy, Debug)]
+pub struct Filled<'a> {
+    /// The last id that this is about, above [`Block::prev`].
+    pub to: u64,
+    /// The answer ends here.
+    pub is_last: bool,
+    /// The messages; without any the ids are lost to everybody.
+    pub block: Block<'a>,
 }
 
 /// Ascending sequences of one frame, well-formed.
@@ -296,11 +324,7 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
         }
         GAP => {
             let (alias, from) = (alias(&mut reader)?, reader.varint("gap's begin")?);
-            let to = reader.varint_max(SEQUENCE_MAX, "gap's end")?;
-            if to <= from {
-                return Err(FrameError::Value { field: "gap's end", value: to });
-            }
-            LaneFrame::Gap { alias, from, to }
+            LaneFrame::Gap { alias, from, to: end(&mut reader, from)? }
         }
         PULL => LaneFrame::Pull { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
         PAYLOADS => {
@@ -310,10 +334,29 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
             return Ok(Some((payloads, length)));
         }
         GONE => LaneFrame::Gone { alias: alias(&mut reader)?, sequences: sequences(&mut reader)? },
+        FILL => {
+            let (alias, from) = (alias(&mut reader)?, reader.varint("fill's begin")?);
+            let (to, bytes_max) = (end(&mut reader, from)?, reader.varint("fill's bytes")?);
+            LaneFrame::Fill { alias, from, to, bytes_max }
+        }
+        FILLED => {
+            let (alias, prev) = (alias(&mut reader)?, reader.varint("previous id")?);
+            let (to, flags) = (end(&mut reader, prev)?, reader.byte("FILLED flags")?);
+            let (hops, age_ms) = (reader.byte("hops")?, reader.varint("age")?);
+            let first = reader.varint_max(SEQUENCE_MAX, "first id")?;
+            let block = Block { alias, prev, hops, age_ms, first, body: reader.rest() };
+            return Ok(Some((LaneFrame::Filled(Filled { to, is_last: flags & FILLED_LAST != 0, block }), length)));
+        }
         _ => return Ok(Some((LaneFrame::Unknown, length))),
     };
     reader.finish()?;
     Ok(Some((frame, length)))
+}
+
+/// The last of a range of ids that begins behind `from`.
+fn end(reader: &mut Reader<'_>, from: u64) -> Result<u64, FrameError> {
+    let to = reader.varint_max(SEQUENCE_MAX, "range's end")?;
+    if to > from { Ok(to) } else { Err(FrameError::Value { field: "range's end", value: to }) }
 }
 
 /// What is left of a frame: some sequences, each by how much it is above the one before.
@@ -408,6 +451,23 @@ pub fn put_gap(out: &mut Vec<u8>, alias: u16, from: u64, to: u64) {
         put_varint(out, from);
         put_varint(out, to);
     });
+}
+
+/// Appends a FILL for `bytes_max` bytes of the ids in `from + 1 ..= to`.
+pub fn put_fill(out: &mut Vec<u8>, alias: u16, (from, to): (u64, u64), bytes_max: u64) {
+    put_frame(out, FILL, |out| [u64::from(alias), from, to, bytes_max].into_iter().for_each(|field| put_varint(out, field)));
+}
+
+/// Appends the head of a FILLED frame, which `filled.block.body` must follow: it is not copied here.
+pub fn put_filled_head(out: &mut Vec<u8>, filled: &Filled<'_>) {
+    let Filled { to, is_last, block } = *filled;
+    let (before, behind) = ([u64::from(block.alias), block.prev, to], [block.age_ms, block.first]);
+    let bytes = before.into_iter().chain(behind).map(super::varint_len).sum::<usize>() + 2 + block.body.len();
+    out.push(FILLED);
+    put_varint(out, bytes as u64);
+    before.into_iter().for_each(|field| put_varint(out, field));
+    out.extend_from_slice(&[if is_last { FILLED_LAST } else { 0 }, block.hops]);
+    behind.into_iter().for_each(|field| put_varint(out, field));
 }
 
 /// Appends a PULL for the first [`PULLED_PER_FRAME_MAX`] of `sequences`, which ascend. There is at least one.
@@ -642,6 +702,14 @@ mod tests {
             (encoded(|out| put_gap(out, 1, 2, 300)), vec![6, 4, 1, 2, 0xac, 0x02]),
             (encoded(|out| put_pull(out, 1, &[300, 301, 310])), vec![7, 5, 1, 0xac, 0x02, 1, 9]),
             (encoded(|out| put_gone(out, 2, &[7])), vec![9, 2, 2, 7]),
+            (encoded(|out| put_fill(out, 1, (2, 300), 9)), vec![10, 5, 1, 2, 0xac, 0x02, 9]),
+            (
+                encoded(|out| {
+                    put_filled_head(out, &Filled { to: 6, is_last: true, block });
+                    out.extend_from_slice(block.body);
+                }),
+                [&[11, 12, 2, 1, 6, 1, 4, 0x80, 0x01, 5][..], b"body"].concat(),
+            ),
             (
                 encoded(|out| {
                     put_payloads_head(out, 3, 128, 5, b"body");
@@ -678,6 +746,11 @@ mod tests {
                     put_payloads_head(out, alias, age_ms, first, body);
                     out.extend_from_slice(body);
                 }
+                LaneFrame::Fill { alias, from, to, bytes_max } => put_fill(out, alias, (from, to), bytes_max),
+                LaneFrame::Filled(filled) => {
+                    put_filled_head(out, &filled);
+                    out.extend_from_slice(filled.block.body);
+                }
                 LaneFrame::Covers { .. } | LaneFrame::Unknown => panic!("{written:02x?}"),
             });
             assert_eq!(again, written);
@@ -692,8 +765,11 @@ mod tests {
             (&[99, 3, 1, 2, 3], Ok(())),
             (&[1, 1, 3], Err(truncated("origin"))),
             (&[1, 2, 0x80, 0x08], Err(FrameError::Value { field: "alias", value: 1_024 })),
-            (&[6, 3, 1, 2, 2], Err(FrameError::Value { field: "gap's end", value: 2 })),
+            (&[6, 3, 1, 2, 2], Err(FrameError::Value { field: "range's end", value: 2 })),
             (&[6, 4, 1, 2, 3, 4], Err(FrameError::Trailing(1))),
+            (&[10, 4, 1, 2, 2, 9], Err(FrameError::Value { field: "range's end", value: 2 })),
+            (&[11, 4, 1, 2, 1, 0], Err(FrameError::Value { field: "range's end", value: 1 })),
+            (&[11, 4, 1, 2, 3, 0], Err(truncated("hops"))),
             (&[5, 4, 1, 2, 3, 4], Err(truncated("first id"))),
             (&[3, 4, 0, 0xff, 0xff, 0x03], Err(FrameError::Value { field: "count of covers", value: 65_535 })),
             (&[3, 2, 0, 1], Err(truncated("covers"))),

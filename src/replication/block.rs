@@ -138,6 +138,11 @@ impl Stream {
     /// A block came from the port of this number and is at this position. What the ring has before `tail` is forgotten. To be called under `turn`.
     pub(super) fn appended(&self, (last, position): (u64, u64), upstream: u64, tail: u64) {
         self.upstream.store(upstream, Ordering::Relaxed);
+        self.placed((last, position), tail);
+    }
+
+    /// Likewise, of what a block only says that it is lost.
+    pub(super) fn placed(&self, (last, position): (u64, u64), tail: u64) {
         let mut index = self.index.lock();
         while index.front().is_some_and(|(_, position)| *position < tail) {
             index.pop_front();
@@ -219,6 +224,11 @@ pub(super) enum Content {
 }
 
 impl Block {
+    /// Its messages; none if they are lost.
+    pub(super) fn messages(&self) -> &[u8] {
+        if let Content::Messages(body) = &self.content { body } else { &[] }
+    }
+
     /// Milliseconds since the origin published it, spent in brokers.
     pub(super) fn age_ms(&self, now: Instant) -> u64 {
         let here = now.saturating_duration_since(self.appended_at).as_millis();

@@ -21,6 +21,8 @@ pub struct Counters {
     pub gaps_received: Counter,
     /// QoS 1 and 2: ranges of ids that we could no longer give a neighbour.
     pub gaps_sent: Counter,
+    /// QoS 1 and 2: blocks that our ring no longer had, fetched from others for a neighbour that lacked them.
+    pub blocks_filled: Counter,
     /// QoS 0: how often a link was so slow that the ring overtook it.
     pub laps: Counter,
     /// Blocks not passed on because they have come as many links as is allowed.

@@ -65,6 +65,10 @@ impl Cursor {
         self.position.store(ring.tail(), Ordering::Release);
     }
 
+    pub(super) fn is_live(&self) -> bool {
+        self.live.load(Ordering::Acquire)
+    }
+
     pub(super) fn set_live(&self, live: bool) {
         self.live.store(live, Ordering::Release);
     }
@@ -284,6 +288,24 @@ impl Lane {
         block
     }
 
+    /// The first block of `stream` in the ring that has an id above `after`.
+    pub(super) fn next_block(&self, stream: &Arc<Stream>, after: u64) -> Option<Arc<Block>> {
+        let next = after.checked_add(1)?;
+        let is_it = |block: &Arc<Block>| Arc::ptr_eq(&block.stream, stream) && block.last > after;
+        let read = |position| match self.ring.read(position) {
+            Read::Block(block) => Some(block).filter(is_it),
+            Read::NotYet | Read::Lapped => None,
+        };
+        match stream.position_of(next) {
+            Some(position) => read(position),
+            // Of what this life has published the position follows from the id; what is in between is of others.
+            None if Arc::ptr_eq(stream, &self.own) => {
+                (Self::position_of(next).max(self.ring.tail())..self.ring.next()).find_map(read)
+            }
+            None => None,
+        }
+    }
+
     /// Where our own block with this sequence is: position and ids are one.
     pub(super) fn position_of(sequence: u64) -> u64 {
         sequence >> INDEX_BITS
@@ -291,13 +313,14 @@ impl Lane {
 
     /// The ids up to `to` are lost to this broker, or were never owed to it: the cover goes there, and whoever follows is told.
     /// Likewise under the lock.
-    pub(super) fn skip_to(&self, stream: &Arc<Stream>, to: u64, now: Instant) {
+    pub(super) fn skip_to(&self, known: &Arc<Stream>, to: u64, now: Instant) {
         if self.reliable {
-            let (stream, position, safe) = (Arc::clone(stream), self.claim(), Safe::Now);
+            let (stream, position, safe) = (Arc::clone(known), self.claim(), Safe::Now);
             let content = Content::Lost;
             self.ring.publish(Block { stream, position, first: to, last: to, hops: 0, age_ms: 0, appended_at: now, safe, content });
+            known.placed((to, position), self.ring.tail());
         }
-        stream.set_cover(to);
+        known.set_cover(to);
     }
 
     /// The origin-lane of `origin` and `log`, known from now on.

@@ -42,6 +42,7 @@ mod batch;
 mod block;
 mod counters;
 mod cut;
+mod fill;
 mod gate;
 mod lane;
 mod own;

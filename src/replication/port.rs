@@ -16,16 +16,17 @@ use bytes::{Buf, Bytes};
 
 use super::answer::{Answer, Answers, Frame};
 use super::block::{Block, Content, StreamKey};
+use super::fill::{Ask, Fills, Next, Purpose, Step};
 use super::lane::{Cursor, Lane};
 use super::own::Deferred;
 use super::ring::{Entry, Read};
 use super::sync::{Mutex, MutexGuard};
 use super::want::Selection;
 use super::{Counters, LaneError, Replication};
-use crate::frame::lane::{self, Cover};
+use crate::frame::lane::{self, Cover, Filled};
 use crate::ids::{BrokerId, LaneId, OpenMark, OpenNumber, PortId};
 use crate::interest::{Behind, Draw, Interest};
-use crate::limits::{LANE_ALIASES_MAX, PULLED_PER_FRAME_MAX, QUESTIONS_MAX, SHARE_BLOCK_BYTES};
+use crate::limits::{FILLS_MAX, LANE_ALIASES_MAX, PULLED_PER_FRAME_MAX, QUESTIONS_MAX, SHARE_BLOCK_BYTES};
 
 /// A lane writer that finds only blocks that the far side has yields after this many.
 const SKIPPED_BLOCKS_MAX: usize = 4_096;
@@ -151,6 +152,10 @@ struct Sender {
     questions: BTreeSet<(StreamKey, u64)>,
     /// What the far side has asked for.
     answers: Answers,
+    /// Ranges that the far side is to be given and the ring may not have.
+    fills: Fills,
+    /// Ranges that the far side is to be asked for, likewise.
+    fill_questions: Vec<Ask>,
     outgoing: Outgoing,
 }
 
@@ -219,7 +224,7 @@ impl PortLane {
             if batch.bytes > 0 {
                 break;
             }
-            if filled == Filled::MoreLater {
+            if filled == Encoded::MoreLater {
                 context.waker().wake_by_ref();
             } else {
                 self.cursor.sleeper.arm(context.waker());
@@ -229,11 +234,15 @@ impl PortLane {
                     continue;
                 }
             }
+            let asks = std::mem::take(&mut sender.fills.asks);
             drop(sender);
+            lane.ask_on(asks);
             self.progress();
             return Poll::Pending;
         }
+        let asks = std::mem::take(&mut sender.fills.asks);
         drop(sender);
+        lane.ask_on(asks);
         self.replication.counters.bytes_sent.add(batch.bytes as u64);
         self.progress();
         Poll::Ready(batch)
@@ -412,6 +421,45 @@ impl PortLane {
         self.cursor.sleeper.wake();
     }
 
+    /// Whether something can be said to the far side at present.
+    pub(super) fn is_open(&self) -> bool {
+        self.cursor.is_live()
+    }
+
+    /// Asks the far side for a range that the far side of another port lacks.
+    pub(super) fn ask_fill(&self, ask: Ask) {
+        let mut sender = self.sender.lock();
+        if sender.started && sender.fill_questions.len() < FILLS_MAX {
+            sender.fill_questions.push(ask);
+            drop(sender);
+            self.cursor.sleeper.wake();
+        }
+    }
+
+    /// The far side asks for a range.
+    pub(super) fn fill_asked(&self, key: StreamKey, range: (u64, u64), bytes_max: u64) {
+        let mut sender = self.sender.lock();
+        if sender.started {
+            sender.fills.ask(key, range, bytes_max);
+            drop(sender);
+            self.cursor.sleeper.wake();
+        }
+    }
+
+    /// The port of that number has brought a part of a range that this one's far side may lack.
+    pub(super) fn take_filled(&self, port: u64, key: StreamKey, filled: &Filled<'_>, now: Instant) {
+        if self.sender.lock().fills.take(port, key, filled, now) {
+            self.cursor.sleeper.wake();
+        }
+    }
+
+    /// Asks again for what was asked for in vain. To be called now and then.
+    pub(super) fn look_after_fills(&self) {
+        if !self.sender.lock().fills.is_empty() {
+            self.cursor.sleeper.wake();
+        }
+    }
+
     pub(super) fn replication(&self) -> &Arc<Replication> {
         &self.replication
     }
@@ -430,6 +478,8 @@ impl PortLane {
         // Both are asked again when this opens.
         sender.questions.clear();
         sender.answers.clear();
+        sender.fills.clear();
+        sender.fill_questions.clear();
         self.cursor.set_live(false);
     }
 
@@ -482,9 +532,33 @@ impl PortLane {
     }
 }
 
+/// What of an origin-lane the far side gets next: messages, or the word that they are lost.
+struct Part<'a> {
+    last: u64,
+    first: u64,
+    hops: u8,
+    age_ms: u64,
+    body: Option<&'a Bytes>,
+}
+
+impl<'a> Part<'a> {
+    /// Its messages, if they may go over one more link.
+    fn may_go(&self, port: &PortLane) -> Option<&'a Bytes> {
+        let (body, counters) = (self.body?, &port.replication.counters);
+        if self.age_ms > port.replication.ring_age_ms() {
+            counters.blocks_aged.add(1);
+        } else if self.hops >= port.replication.config.hop_max {
+            counters.blocks_hop_limited.add(1);
+        } else {
+            return Some(body);
+        }
+        None
+    }
+}
+
 /// What became of the attempt to encode more.
 #[derive(Debug, PartialEq, Eq)]
-enum Filled {
+enum Encoded {
     /// There is nothing more to encode, or enough is.
     Enough,
     /// Nothing to send so far, and not yet at the end.
@@ -493,15 +567,27 @@ enum Filled {
 
 impl Sender {
     /// Encodes what the cursor comes upon until `goal_bytes` wait.
-    fn fill(&mut self, port: &PortLane, lane: &Lane, now: Instant, goal_bytes: usize) -> Filled {
+    fn fill(&mut self, port: &PortLane, lane: &Lane, now: Instant, goal_bytes: usize) -> Encoded {
         if !self.started {
-            return Filled::Enough;
+            return Encoded::Enough;
         }
         while self.outgoing.len() < goal_bytes && !self.questions.is_empty() {
             self.put_question(&port.replication.counters);
         }
         while self.outgoing.len() < goal_bytes && !self.answers.is_empty() {
             self.put_answer(lane, now);
+        }
+        while self.outgoing.len() < goal_bytes
+            && let Some(ask) = self.fill_questions.pop()
+        {
+            let alias = self.alias(ask.key);
+            lane::put_fill(&mut self.outgoing.tail, alias, (ask.from, ask.to), ask.bytes_max);
+        }
+        while self.outgoing.len() < goal_bytes
+            && !self.fills.is_empty()
+            && let Some(next) = self.fills.next(lane, port.number, now)
+        {
+            self.put_fill(port, lane, &next, now);
         }
         let mut skipped = 0;
         while self.outgoing.len() < goal_bytes {
@@ -512,13 +598,15 @@ impl Sender {
             match lane.ring.read(port.cursor.position()) {
                 Read::Block(block) => {
                     let before = self.outgoing.len();
-                    if !lane.log.as_ref().is_some_and(|log| self.deferred.keeps(log, &lane.own, &block)) {
+                    let waits = self.fills.holds(block.stream.key())
+                        || lane.log.as_ref().is_some_and(|log| self.deferred.keeps(log, &lane.own, &block));
+                    if !waits {
                         self.encode(port, lane, &block, now);
                     }
                     port.cursor.pass(block.bytes());
                     skipped += usize::from(before == self.outgoing.len());
                     if skipped > SKIPPED_BLOCKS_MAX {
-                        return Filled::MoreLater;
+                        return Encoded::MoreLater;
                     }
                 }
                 Read::NotYet => {
@@ -534,52 +622,91 @@ impl Sender {
                 }
             }
         }
-        Filled::Enough
+        Encoded::Enough
     }
 
     fn encode(&mut self, port: &PortLane, lane: &Lane, block: &Block, now: Instant) {
-        let key = block.stream.key();
+        let Block { last, first, hops, .. } = *block;
+        let body = if let Content::Messages(body) = &block.content { Some(body) } else { None };
+        let part = Part { last, first, hops, age_ms: block.age_ms(now), body };
+        self.put_part(port, lane, block.stream.key(), &part);
+    }
+
+    fn put_part(&mut self, port: &PortLane, lane: &Lane, key: StreamKey, part: &Part<'_>) {
         let far = self.far.entry(key).or_default();
-        if block.last <= far.known {
+        if part.last <= far.known {
             return;
         }
-        let known = std::mem::replace(&mut far.known, block.last);
+        let known = std::mem::replace(&mut far.known, part.last);
         let counters = &port.replication.counters;
-        let age_ms = block.age_ms(now);
-        let too_old = age_ms > port.replication.ring_age_ms();
-        let too_far = block.hops >= port.replication.config.hop_max;
-        match &block.content {
-            Content::Messages(body) if !too_old && !too_far => {
-                let alias = self.alias(key);
-                let (interest, hops) = (&port.replication.interest, block.hops + 1);
-                let some = self.selection.of(interest, &port.behind, (block.first, body), counters);
-                let (first, body) = some.as_ref().map_or((block.first, body), |(first, some)| (*first, some));
-                // All of it was left out.
-                if body.is_empty() {
-                    return;
-                }
-                let head = lane::Block { alias, prev: known, hops, age_ms, first, body };
-                lane::put_messages_head(&mut self.outgoing.tail, &head);
-                self.outgoing.push_body(body);
-                counters.blocks_sent.add(1);
-            }
-            Content::Messages(_) => {
-                if too_old { &counters.blocks_aged } else { &counters.blocks_hop_limited }.add(1);
-                self.put_gap(port, lane, key, known, block.last);
-            }
-            Content::Lost => self.put_gap(port, lane, key, known, block.last),
+        let Some(body) = part.may_go(port) else { return self.put_gap(port, lane, key, known, part.last) };
+        let alias = self.alias(key);
+        let some = self.selection.of(&port.replication.interest, &port.behind, (part.first, body), counters);
+        let (first, body) = some.as_ref().map_or((part.first, body), |(first, some)| (*first, some));
+        // All of it was left out.
+        if body.is_empty() {
+            return;
         }
+        let head = lane::Block { alias, prev: known, hops: part.hops + 1, age_ms: part.age_ms, first, body };
+        lane::put_messages_head(&mut self.outgoing.tail, &head);
+        self.outgoing.push_body(body);
+        counters.blocks_sent.add(1);
+    }
+
+    /// A part of a range that the far side lacks or asks for.
+    fn put_fill(&mut self, port: &PortLane, lane: &Lane, next: &Next, now: Instant) {
+        let part = match &next.step {
+            Step::Block(block) => {
+                let body = if let Content::Messages(body) = &block.content { Some(body) } else { None };
+                Part { last: block.last, first: block.first, hops: block.hops, age_ms: block.age_ms(now), body }
+            }
+            Step::Came(came) => {
+                let here = u64::try_from(now.saturating_duration_since(came.at).as_millis()).unwrap_or(u64::MAX);
+                let (age_ms, body) = (came.age_ms.saturating_add(here), Some(&came.body).filter(|body| !body.is_empty()));
+                Part { last: came.to, first: came.first, hops: came.hops, age_ms, body }
+            }
+            Step::Lost(to) => Part { last: *to, first: *to, hops: 0, age_ms: 0, body: None },
+            Step::Over(to) => {
+                if next.purpose == Purpose::Lacked {
+                    let far = self.far.entry(next.key).or_default();
+                    far.known = far.known.max(*to);
+                    // What it passed meanwhile.
+                    if lane.known_stream(&next.key).is_some_and(|stream| lane.next_block(&stream, *to).is_some()) {
+                        port.cursor.rewind(&lane.ring);
+                    }
+                    self.tell_floors(port, lane);
+                }
+                return;
+            }
+        };
+        if next.purpose == Purpose::Lacked {
+            let is_fetched = matches!(next.step, Step::Came(_)) && part.body.is_some();
+            port.replication.counters.blocks_filled.add(u64::from(is_fetched));
+            return self.put_part(port, lane, next.key, &part);
+        }
+        let counters = &port.replication.counters;
+        let alias = self.alias(next.key);
+        let none = Bytes::new();
+        let whole = part.may_go(port).unwrap_or(&none);
+        let some = self.selection.of(&port.replication.interest, &port.behind, (part.first, whole), counters);
+        let (first, body) = some.as_ref().map_or((part.first, whole), |(first, some)| (*first, some));
+        let block = lane::Block { alias, prev: next.from, hops: part.hops.saturating_add(1), age_ms: part.age_ms, first, body };
+        lane::put_filled_head(&mut self.outgoing.tail, &lane::Filled { to: part.last, is_last: next.is_last, block });
+        self.outgoing.push_body(body);
     }
 
     /// Tells the far side what it lacks and the ring no longer has.
     fn tell_floors(&mut self, port: &PortLane, lane: &Lane) {
+        let is_owed_old = lane.reliable && self.theirs.as_ref().is_some_and(|theirs| !theirs.new);
         lane.for_each_floor(|key, floor| {
             // What waits for the disk is here still, and comes first.
             if key == lane.own.key() && self.deferred.loses(floor) {
                 return;
             }
             let known = self.far.get(&key).map_or(0, |far| far.known);
-            if floor > known {
+            if floor > known && is_owed_old && known > 0 && key != lane.own.key() {
+                self.fills.lack(key, known, floor);
+            } else if floor > known {
                 self.far.entry(key).or_default().known = floor;
                 self.put_gap(port, lane, key, known, floor);
             }

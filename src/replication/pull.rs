@@ -16,12 +16,13 @@ use parking_lot::RwLock;
 
 use super::block::{Block, Content, Stream, StreamKey};
 use super::counters::Counters;
+use super::fill::Ask;
 use super::lane::Lane;
 use super::port::PortLane;
 use super::ring::Read;
 use super::sync::Mutex;
 use super::{Deliver, MeshMessage};
-use crate::frame::lane::{self, Entry, Messages};
+use crate::frame::lane::{self, Entry, Filled, Messages};
 use crate::ids::MessageId;
 use crate::limits::{PULL_REPEAT, QUESTION_LIFE, QUESTIONS_MAX};
 
@@ -291,6 +292,31 @@ impl Lane {
         }
     }
 
+    /// The port, other than `except`, that is asked for a range of `stream`: where that comes from, and if there is no answer the others in turn.
+    pub(super) fn whom_to_ask(&self, stream: &Stream, except: u64, attempts: usize) -> Option<u64> {
+        let ports = self.pulls.ports();
+        let mut open: Vec<_> = ports.iter().filter(|port| port.is_open()).map(|port| port.number()).collect();
+        open.retain(|number| *number != except);
+        open.sort_by_key(|number| *number != stream.upstream());
+        open.get(attempts % open.len().max(1)).copied()
+    }
+
+    /// Asks for ranges that a port's far side lacks.
+    pub(super) fn ask_on(&self, asks: Vec<Ask>) {
+        for ask in asks {
+            if let Some(port) = self.port(ask.port) {
+                port.ask_fill(ask);
+            }
+        }
+    }
+
+    /// A part of what was asked for so has come from the port of that number.
+    pub(super) fn filled(&self, stream: &Stream, filled: &Filled<'_>, from: u64, now: Instant) {
+        for port in self.pulls.ports().into_iter().filter(|port| port.number() != from) {
+            port.take_filled(from, stream.key(), filled, now);
+        }
+    }
+
     /// Payloads have come. What of them was asked for takes the place of its stubs, is delivered where it was waited for, and is passed on to
     /// those who asked. Whether something was delivered.
     pub(super) fn payloads_came(
@@ -436,6 +462,7 @@ impl Lane {
         if is_delivered {
             deliver.flush();
         }
+        self.pulls.ports().iter().for_each(|port| port.look_after_fills());
         self.pulls.questions.lock().retain(|_, question| now.saturating_duration_since(question.asked_at) < QUESTION_LIFE);
     }
 

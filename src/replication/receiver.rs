@@ -202,6 +202,19 @@ impl LaneReceiver {
                     self.covered(lane, &stream, stream.cover());
                 }
             }
+            LaneFrame::Fill { alias, from, to, bytes_max } => {
+                if let Some(stream) = self.stream(alias)?.filter(|_| lane.reliable) {
+                    self.port_lane.fill_asked(stream.key(), (from, to), bytes_max);
+                }
+            }
+            LaneFrame::Filled(ref filled) => {
+                if let Some(stream) = self.stream(filled.block.alias)?.filter(|_| lane.reliable) {
+                    if !filled.block.body.is_empty() {
+                        survey(filled.block.first, filled.block.body, true)?;
+                    }
+                    lane.filled(&stream, filled, self.port_lane.number(), now);
+                }
+            }
             LaneFrame::Unknown => {}
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Two or three brokers whose lanes are joined by hand.
 
 mod durable;
+mod fill;
 mod picked;
 mod pull;
 

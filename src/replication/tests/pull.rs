@@ -18,7 +18,7 @@ fn broker(id: u64, ring_blocks: usize, now: Instant) -> Broker {
 }
 
 /// Opens the link of a child and its parent.
-fn open(number: u64, (up, child): (&mut End, &mut Broker), (down, parent): (&mut End, &mut Broker), now: Instant) {
+pub(super) fn open(number: u64, (up, child): (&mut End, &mut Broker), (down, parent): (&mut End, &mut Broker), now: Instant) {
     let mark = mark(number, child.replication.config.origin.0);
     up.port.open(&mark, now);
     flow(up, down, parent, now).unwrap();

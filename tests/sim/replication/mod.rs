@@ -11,9 +11,11 @@ use mqtt_st_quic::limits::NEWCOMER_TIME;
 
 use world::{Bounds, World};
 
-const AMPLE: Bounds = Bounds { ring_blocks: 4_096, ring_bytes: 64 << 20, ring_age: Duration::from_secs(600) };
+const AMPLE: Bounds = Bounds { ring_blocks: 4_096, ring_bytes: 64 << 20, ring_age: Duration::from_secs(600), tight: None };
 /// A few blocks: cursors are overtaken, and what a broker missed is gone.
-const TIGHT: Bounds = Bounds { ring_blocks: 24, ring_bytes: 40_000, ring_age: Duration::from_secs(600) };
+const TIGHT: Bounds = Bounds { ring_blocks: 24, ring_bytes: 40_000, ..AMPLE };
+/// One broker has only a few: it fetches what its neighbours lack from others.
+const ONE_IS_TIGHT: Bounds = Bounds { tight: Some(0), ..AMPLE };
 /// Blocks that are too old to be sent to whoever comes back.
 const SHORT: Bounds = Bounds { ring_age: Duration::from_millis(700), ..AMPLE };
 
@@ -33,6 +35,8 @@ struct Found {
     pulled: u64,
     /// Messages that were asked for in vain.
     pulled_in_vain: u64,
+    /// Blocks that were fetched for a neighbour.
+    filled: u64,
 }
 
 /// One run: traffic and faults, then healing, then quiet.
@@ -59,6 +63,7 @@ fn run_in(mut world: World, count: usize, bounds: Bounds, crashes: bool) -> Foun
         let counters = life.replication.counters();
         found.duplicates += counters.messages_duplicate.value();
         found.pulled += counters.payloads_received.value();
+        found.filled += counters.blocks_filled.value();
         found.pulled_in_vain += counters.payloads_lost.value();
         assert!(!life.replication.lagging(), "broker {broker} lags when all is quiet");
         // Where the rings reach, a broker that came back is owed whatever was published since. Elsewhere what it lacks may be from
@@ -72,7 +77,9 @@ fn run_in(mut world: World, count: usize, bounds: Bounds, crashes: bool) -> Foun
             // What a broker took with it into its crash is owed to nobody.
             let origin = alive(message.broker).filter(|origin| origin.incarnation == message.incarnation);
             let is_wanted = life.inbox.wants_topic(message.topic);
-            if message.broker == broker || origin.is_none() || message.at < owed_from || !is_wanted {
+            // What its own ring has lost its broker says is lost.
+            let is_lost = Some(message.broker) == bounds.tight;
+            if message.broker == broker || origin.is_none() || is_lost || message.at < owed_from || !is_wanted {
                 continue;
             }
             found.owed += 1;
@@ -110,9 +117,10 @@ fn runs(fixed: u64, bounds: Bounds, crashes: bool, check: impl Fn(u64, &Found)) 
         sum.duplicates += found.duplicates;
         sum.events += found.events;
         sum.sent += found.sent;
+        sum.filled += found.filled;
     }
     println!("{sum:?}");
-    assert!(sum.owed > 0 && sum.sent > 0);
+    assert!(sum.owed > 0 && sum.sent > 0 && (bounds.tight.is_none() || sum.filled > 0));
 }
 
 /// Twelve and more brokers, linked each with each as far as links are up.
@@ -142,6 +150,11 @@ fn brokers_that_crash_and_come_back_lose_nothing_and_make_nobody_lose_anything()
 #[test]
 fn what_a_small_ring_loses_is_counted() {
     runs(40, TIGHT, true, |_, _| {});
+}
+
+#[test]
+fn what_one_small_ring_loses_comes_from_others() {
+    runs(60, ONE_IS_TIGHT, false, |seed, found| assert_eq!(found.lost_counted, 0, "seed {seed}: {found:?}"));
 }
 
 #[test]

@@ -50,6 +50,8 @@ impl LaneLedger {
                 | LaneFrame::Pull { .. }
                 | LaneFrame::Payloads { .. }
                 | LaneFrame::Gone { .. }
+                | LaneFrame::Fill { .. }
+                | LaneFrame::Filled(_)
                 | LaneFrame::Unknown => {}
             }
         }

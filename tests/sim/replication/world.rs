@@ -22,6 +22,7 @@ use mqtt_st_quic::stp::{Bpdu, Input, Output, Stp, StpConfig};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::TIGHT;
 use super::wire::LaneLedger;
 
 const LANES_PER_CLASS: u8 = 2;
@@ -41,6 +42,8 @@ pub(super) struct Bounds {
     pub(super) ring_blocks: usize,
     pub(super) ring_bytes: usize,
     pub(super) ring_age: Duration,
+    /// The broker of this number has a ring of a few blocks only.
+    pub(super) tight: Option<usize>,
 }
 
 /// One message of the ledger.
@@ -378,8 +381,8 @@ impl World {
             origin: claim.id,
             log: LogId(self.rng.random()),
             lanes_per_class: LANES_PER_CLASS,
-            ring_blocks: self.bounds.ring_blocks,
-            ring_bytes: self.bounds.ring_bytes,
+            ring_blocks: if self.bounds.tight == Some(broker) { TIGHT.ring_blocks } else { self.bounds.ring_blocks },
+            ring_bytes: if self.bounds.tight == Some(broker) { TIGHT.ring_bytes } else { self.bounds.ring_bytes },
             ring_age: self.bounds.ring_age,
             slows_publishers: true,
             hop_max: u8::MAX,
