@@ -12,8 +12,8 @@ use crate::ids::OriginLane;
 pub struct Cover {
     /// The last id that sessions were given, or that none of them wants.
     pub id: u64,
-    /// Something of it came in this life of the broker: whoever is in the mesh will have as much. Else that is known from the disk only, and others may
-    /// have forgotten it.
+    /// Something of it came in this life of the broker: whoever is in the mesh will have as much. Else that is known from the disk only, and others will have it
+    /// as long as its origin may come back with it.
     pub is_live: bool,
 }
 
@@ -34,7 +34,13 @@ impl Replication {
             let lane = self.lane(stream.lane).filter(|lane| lane.reliable);
             lane.is_none_or(|lane| lane.delivered_of(&(stream.origin, stream.log)) >= cover.id)
         };
-        covers.iter().filter(|(_, cover)| cover.is_live).all(|(stream, cover)| has(stream, cover))
+        covers.iter().all(|(stream, cover)| has(stream, cover) || (!cover.is_live && self.is_forgotten(stream)))
+    }
+
+    /// Whether this log is gone: its broker is no member any more, or has another one.
+    fn is_forgotten(&self, stream: &OriginLane) -> bool {
+        let standing = self.interest.standing(stream.origin);
+        standing.is_none_or(|standing| standing.log.is_some_and(|log| log != stream.log))
     }
 }
 

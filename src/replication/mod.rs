@@ -19,7 +19,8 @@
 //!   lock: nothing is appended or delivered twice, and order within an origin-lane holds everywhere.
 //! - An edge carries data only between two OPENs of one number, and nothing after a CLOSE. A sender starts at the covers in the other
 //!   side's OPEN.
-//! - QoS 1 and 2: what the ring no longer reaches is told to the neighbour as a gap, and counted at both ends. QoS 0: ids have holes.
+//! - QoS 1 and 2: what the ring no longer reaches is asked for of others ([`fill`]); what nobody has is told to the neighbour as a gap, and counted at both ends.
+//!   QoS 0: ids have holes.
 //! - What a port brought, or was sent, is not sent to it.
 //! - Everything that a peer makes us remember is bounded by `limits`.
 //!

@@ -216,3 +216,27 @@ fn a_broker_that_goes_on_in_its_log_knows_what_it_has_picked() {
         assert_eq!(again(&mut again_a.broker, now), expected);
     }
 }
+
+/// What a broker knows of a log from its disk only, another has to have as well before a session goes from the one to the other: as long as somebody may bring it.
+#[test]
+fn what_is_known_from_the_disk_is_waited_for_while_its_log_may_come_back() {
+    let now = start();
+    let mut disk = Disk::default();
+    let lane = LaneId(LANES_PER_CLASS);
+    let stream = |log| OriginLane { origin: B, log: LogId(log), lane };
+    disk.covers.insert(stream(7), 100);
+    let covers = Durable::start(3, 1, disk, now).broker.replication.delivered();
+    assert_eq!(covers.get(&stream(7)), Some(&crate::replication::Cover { id: 100, is_live: false }));
+
+    let broker = broker(now);
+    assert!(!broker.replication.has_delivered(&covers), "nobody knows which log it has");
+    says_log(&broker, 7);
+    assert!(!broker.replication.has_delivered(&covers), "it may come back with it");
+    says_log(&broker, 8);
+    assert!(broker.replication.has_delivered(&covers), "it has lost it");
+    says_log(&broker, 7);
+    interest_of(&broker).left(B);
+    assert!(broker.replication.has_delivered(&covers), "it is no member any more");
+    let live = [(stream(7), crate::replication::Cover { id: 100, is_live: true })].into();
+    assert!(!broker.replication.has_delivered(&live), "whoever is in the mesh will have it");
+}

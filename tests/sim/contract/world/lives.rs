@@ -50,6 +50,7 @@ impl World {
             Some(journal) => Replication::durable(config, interest, journal, log, now),
             None => Replication::with_interest(config, interest, now),
         };
+        registers.own().tell_log(replication.own_log());
         router.join_mesh(Arc::clone(&replication));
         let post = Arc::<Post>::default();
         let (letters, ways, lost) = (Arc::clone(&self.letters), Arc::clone(&self.ways), Arc::clone(&self.lost));
