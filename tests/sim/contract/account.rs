@@ -74,12 +74,14 @@ struct Subscription {
     is_over: bool,
 }
 
-/// What a broker has gone through.
+/// What a client's broker, and the client, have gone through.
 #[derive(Clone, Copy, Debug, Default)]
 struct Past {
     crashes: u32,
     /// Crashes with which everything was gone.
     losses: u32,
+    /// Its client has gone to another broker.
+    hops: u32,
 }
 
 /// What one client was given, or one share group, whichever of its members it was.
@@ -92,8 +94,8 @@ struct Inbox {
     past: Past,
     /// What it has by now.
     present: Past,
-    /// First copies, in their order, with the QoS with which they came, and how often the broker had lost everything by then.
-    order: Vec<(usize, QoS, u32)>,
+    /// First copies, in their order, with the QoS with which they came, and what there had been by then.
+    order: Vec<(usize, QoS, Past)>,
 }
 
 /// See the module's page.
@@ -210,6 +212,11 @@ impl Account {
         present.losses += u32::from(is_lost);
     }
 
+    /// The client goes to another broker.
+    pub(super) fn moves(&mut self, client: usize) {
+        self.inbox(client).present.hops += 1;
+    }
+
     /// The client has another session.
     pub(super) fn begins_anew(&mut self, client: usize) {
         let inbox = self.inbox(client);
@@ -236,7 +243,7 @@ impl Account {
         assert!(asked, "client {client} gets message {number}, for which it never asked");
         assert!(!message.is_refused || message.is_resent, "client {client} gets message {number}, which was refused");
         let Some((before_qos, before)) = inbox.got.insert(number, (qos, inbox.past)) else {
-            return inbox.order.push((number, qos, inbox.past.losses));
+            return inbox.order.push((number, qos, inbox.past));
         };
         // Whose broker has crashed before it was safe sends it again. To whom it went with QoS 2 it went when it was safe.
         let is_published_twice = message.is_resent && (message.qos == QoS::AtLeastOnce || message.is_forgotten);
@@ -257,7 +264,7 @@ impl Account {
     pub(super) fn check_order(&self, is_lossy: bool) {
         for (client, inbox) in self.inboxes.iter().take(self.clients).enumerate() {
             let mut last = BTreeMap::new();
-            for &(number, granted, losses) in &inbox.order {
+            for &(number, granted, past) in &inbox.order {
                 let message = self.messages[number];
                 let is_qos0 = message.qos == QoS::AtMostOnce;
                 // A second copy of QoS 1 may be the first to who was not there when it was published.
@@ -266,8 +273,10 @@ impl Account {
                 }
                 // The log of QoS 0 does not outlive its broker.
                 let life = is_qos0.then_some(message.life);
-                // With QoS 0 they overtake those that wait until they are safe.
-                let way = (is_qos0, granted == QoS::AtMostOnce, life, losses);
+                // With QoS 0 they overtake those that wait until they are safe; and what was given so is no part of the session [MQTT 5, 4.1]: another broker,
+                // which may not have come as far, knows nothing of it. Each keeps the order in which it receives them [MQTT-4.6.0-5].
+                let hops = (granted == QoS::AtMostOnce).then_some(past.hops);
+                let way = (is_qos0, hops, life, past.losses);
                 let before = last.insert((message.by, message.stay, message.topic, way), number);
                 let it = |number: usize| format!("{number}: {:?}", self.messages[number]);
                 assert!(before < Some(number), "client {client} got {} after {}", it(number), before.map(it).unwrap_or_default());
