@@ -272,7 +272,10 @@ impl World {
         self.clients[number].hear(bytes, &mut around, &mut out);
         if !was_up && self.clients[number].is_up() {
             say!(self, "client {number} is connected");
-            self.bereft.remove(&number);
+            // Its broker may have crashed while that was on its way.
+            if self.server(connection).is_some() {
+                self.bereft.remove(&number);
+            }
             if !self.clients[number].has_wishes() {
                 let (filter, qos) = match self.group_of(number) {
                     Some(filter) => (filter.to_owned(), QoS::ExactlyOnce),
