@@ -16,7 +16,8 @@ import brokers
 import network
 
 # Where brokers and load run: processors, or None for wherever the system puts them.
-PLACEMENTS = {"free": (None, None), "pinned": ({0}, {1})}
+_cores = sorted(os.sched_getaffinity(0))
+PLACEMENTS = {"free": (None, None), "pinned": ({_cores[0]}, {_cores[-1]})}
 # Beyond what a run is to take; then it is ended, and counts as failed.
 PATIENCE_SECONDS = 120
 
