@@ -1,6 +1,6 @@
 //! The demo's brokers: each has its own configuration, certificate and directory, as if they stood on different machines.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -75,23 +75,29 @@ impl Fleet {
         })
     }
 
-    /// Starts broker `place`, for the first time or again: then on the addresses that it had. Where no base port was asked for, an MQTT
-    /// port that is taken, before the start or while the broker was down, is replaced by a free one.
+    /// Starts broker `place`, for the first time or again: then on the addresses that it had. Where no base port was asked for, and any of its ports
+    /// is taken, before the start or while the broker was down, it gets others that are free.
     pub(super) fn launch(&mut self, place: usize) -> anyhow::Result<()> {
         let peers = self.peers_of(place);
         let member = self.members.get_mut(place).context("there is no such broker")?;
         let pair = self.authority.issue_broker(MESH, &member.config.name, &[], Validity::days(CERTIFICATE_DAYS))?;
-        let credentials = Credentials::of_authority(&self.authority, &pair)?;
+        let start = |config: &Config| -> anyhow::Result<Server> {
+            let credentials = Credentials::of_authority(&self.authority, &pair)?;
+            Server::start(config, Some(credentials)).with_context(|| format!("cannot start {}", config.name))
+        };
         if let Some(mesh) = &mut member.config.mesh {
             mesh.peers = peers;
         }
-        for listener in member.config.listeners.iter_mut().filter(|_| self.base_port.is_none()) {
-            if listener.bind.address().is_some_and(|address| TcpListener::bind(address).is_err()) {
-                listener.bind = ANY_PORT.into();
+        let server = match start(&member.config) {
+            Err(error) if self.base_port.is_none() => {
+                tracing::debug!(%error, "on other ports");
+                member.config.listeners.iter_mut().for_each(|listener| listener.bind = ANY_PORT.into());
+                member.config.mesh.iter_mut().for_each(|mesh| mesh.listen = ANY_PORT);
+                member.config.admin.bind = Some(ANY_PORT);
+                start(&member.config)?
             }
-        }
-        let server =
-            Server::start(&member.config, Some(credentials)).with_context(|| format!("cannot start {}", member.config.name))?;
+            started => started?,
+        };
         let addresses = server.addresses();
         for (listener, bound) in member.config.listeners.iter_mut().zip(&addresses.mqtt) {
             listener.bind = bound.clone();
@@ -196,5 +202,33 @@ impl Drop for Directory {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
             tracing::warn!(path = %self.0.display(), %error, "cannot remove the demo's directory");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_broker_whose_port_was_taken_while_it_was_down_gets_another() {
+        let mut fleet = Fleet::start(2, None).unwrap();
+        fleet.settle().await.unwrap();
+        fleet.crash(1).await;
+        let port = fleet.members[1].config.mesh.as_ref().unwrap().listen;
+        // Its own tasks may hold it a moment longer.
+        let deadline = clock::now() + TREE_TIMEOUT;
+        let _taken = loop {
+            match UdpSocket::bind(port) {
+                Ok(socket) => break socket,
+                Err(error) => assert!(clock::now() < deadline, "{error}"),
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
+        fleet.launch(1).unwrap();
+        assert_ne!(fleet.members[1].config.mesh.as_ref().unwrap().listen, port);
+        fleet.settle().await.unwrap();
+        fleet.shutdown().await;
     }
 }
