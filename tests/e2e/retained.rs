@@ -16,8 +16,8 @@ use crate::wire::kind;
 /// What a client that comes now is sent for `filter`.
 fn held(broker: &Broker, filter: &str) -> BTreeMap<String, String> {
     let messages = Client::subscribed(broker, 5, filter, 0).messages();
-    assert!(messages.iter().all(|message| message.retain()), "only what is retained is there");
-    messages.iter().map(|message| (message.topic.clone(), message.text().to_owned())).collect()
+    // What is on its way just now comes as what it is.
+    messages.iter().filter(|message| message.retain()).map(|message| (message.topic.clone(), message.text().to_owned())).collect()
 }
 
 /// Retains, at QoS 1; nothing: deletes.
@@ -45,11 +45,12 @@ fn topics(of: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 /// `b` behind a path that can be cut; `a` and `c` on this side of it.
 struct Halves {
-    site: Site,
     a: Broker,
     b: Broker,
     c: Broker,
     relay: Relay,
+    /// The last, for the others have files in it.
+    site: Site,
 }
 
 impl Halves {
@@ -97,8 +98,9 @@ fn what_is_deleted_or_changed_on_either_side_of_a_cut_is_the_same_everywhere_aft
     // The one that is said last counts, whoever comes back last.
     retain(&halves.b, "keep/changed-twice", "first");
     retain(&halves.a, "keep/revived", "");
-    // Later by more than what the brokers, on a busy machine, may be wrong about each other's clocks.
-    thread::sleep(Duration::from_secs(3));
+    // Brokers of one machine agree about the time far better than that.
+    let written_at = Instant::now();
+    wait_for("a later moment", || (written_at.elapsed() > Duration::from_millis(100)).then_some(()));
     retain(&halves.a, "keep/changed-twice", "second");
     retain(&halves.b, "keep/revived", "again");
     halves.heal();
