@@ -18,6 +18,7 @@ const TOPIC_BYTES: usize = 64;
 /// Who is behind a tree port, as the far side said. Shared by the port's lanes.
 #[derive(Debug, Default)]
 pub struct Behind {
+    /// In order.
     members: ArcSwapOption<Vec<BrokerId>>,
     /// Grows when they change.
     version: AtomicU64,
@@ -47,7 +48,11 @@ impl Behind {
 
     /// Sets who is there; `None`: nobody knows.
     pub fn set(&self, members: Option<Vec<BrokerId>>) {
-        self.members.store(members.map(Arc::new));
+        let sorted = members.map(|mut members| {
+            members.sort_unstable();
+            Arc::new(members)
+        });
+        self.members.store(sorted);
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 }
@@ -82,7 +87,7 @@ impl Verdicts {
     /// Whether `broker` is behind the port, as far as is known.
     #[must_use]
     pub fn has(&self, broker: BrokerId) -> bool {
-        self.behind.as_ref().is_none_or(|behind| behind.contains(&broker))
+        self.behind.as_ref().is_none_or(|behind| behind.binary_search(&broker).is_ok())
     }
 
     /// Whether somebody behind the port wants `topic`.
