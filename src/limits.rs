@@ -289,6 +289,8 @@ pub const HANDOVERS_LARGE_MAX: usize = 8;
 pub const OFFERS_MAX: usize = 64;
 /// Clients that wait for their turn.
 pub const HANDOVERS_WAITING_MAX: usize = 20_000;
+/// Clients that have come at another broker of late while they were connected here.
+pub const RIVALS_MAX: usize = 10_000;
 
 // Registers.
 

@@ -34,7 +34,7 @@ use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
 use crate::shared::register::{self, Follow, Registers};
 use crate::shared::retained::RetainedCopies;
 use crate::shared::trace::{Subscribed, Trace, TraceError, TraceRequest};
-use crate::shared::{Post, StampClock, Topology};
+use crate::shared::{Mail, Post, StampClock, Topology};
 use crate::store::{self, Restored, Store, StoreError};
 use crate::{clock, memory, resources, sys, task, topic};
 
@@ -48,6 +48,8 @@ const STORE_GRACE: Duration = Duration::from_millis(4_500);
 const STORE_END_INTERVAL: Duration = Duration::from_millis(2);
 /// Retained messages and ring blocks that have expired are freed at least this often.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Letters about sessions that are read in one go.
+const LETTERS_AT_ONCE: usize = 64;
 
 /// A broker that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -175,7 +177,8 @@ impl Server {
         let journal = opened.is_some().then(Journal::new);
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), clock::now()));
         if let Some(mesh) = &config.mesh {
-            router.share_retained(StampClock::new(rand::random(), clock::unix_time(), clock::now()), mesh.tombstone_age);
+            let (unix, now) = clock::both();
+            router.share_retained(StampClock::new(rand::random(), unix, now), mesh.tombstone_age);
         }
         // Before sessions are restored: what these want is told with the first word to the mesh.
         let registers = config.mesh.as_ref().map(|mesh| {
@@ -762,9 +765,9 @@ fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Ar
 async fn run_timer(router: Arc<Router>) {
     let mut batch = Batch::default();
     loop {
-        let now = clock::now();
+        let (unix, now) = clock::both();
         if let Some(stamps) = router.retained().clock() {
-            stamps.set(clock::unix_time(), now);
+            stamps.set(unix, now);
         }
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
@@ -783,12 +786,12 @@ async fn move_sessions(router: Arc<Router>, post: Arc<Post>) {
         });
         // That the time is over is as good as news.
         let _ = tokio::time::timeout(pause, news).await;
-        let first = post.receive();
-        if let Some(client) = first.as_ref().and_then(Router::client_asked_for) {
-            connection::await_predecessor(client, &router).await;
-        }
+        // All clients whose sessions are asked for are waited for at once.
+        let mail: Vec<Mail> = std::iter::from_fn(|| post.receive()).take(LETTERS_AT_ONCE).collect();
+        let clients: Vec<&str> = mail.iter().filter_map(Router::client_asked_for).collect();
+        connection::await_predecessors(&clients, &router).await;
         let now = clock::now();
-        pause = router.drive_moves(&mut batch, first, now);
+        pause = router.drive_moves(&mut batch, mail, now);
         router.finish(&mut batch, now);
     }
 }

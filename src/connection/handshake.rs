@@ -120,7 +120,7 @@ where
     let proven = proven.inspect_err(|_| router.metrics().logins_refused.add(1))?;
     let pipelined = guest.rest;
     fetch(&connect, &policy, &proven, router).await?;
-    await_predecessor(connect.client_id, router).await;
+    await_predecessors(&[connect.client_id], router).await;
     // Time has passed.
     check_open(&connect, router)?;
     let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
@@ -151,11 +151,11 @@ fn on_its_way(version: ProtocolVersion) -> Refused {
     Refused::Unacceptable { version, reason: ReasonCode::ServerUnavailable, why }
 }
 
-/// Lets the client's older connection, if there is one, be served first: what the client sent there before it came here is to be heard before it, be
+/// Lets the clients' older connections, if there are any, be served first: what a client sent there before it came here is to be heard before it, be
 /// it a good-bye.
-pub async fn await_predecessor(client_id: &str, router: &Router) {
+pub async fn await_predecessors(client_ids: &[&str], router: &Router) {
     for _ in 0..PREDECESSOR_TURNS {
-        if !router.is_connected(client_id) {
+        if !client_ids.iter().any(|client_id| router.is_connected(client_id)) {
             return;
         }
         // Whoever can be served by now is served before this returns.

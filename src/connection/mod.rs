@@ -25,7 +25,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-pub use self::handshake::await_predecessor;
+pub use self::handshake::await_predecessors;
 pub use self::login::Logins;
 pub use self::pace::{Meter, Rates};
 

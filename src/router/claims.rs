@@ -24,7 +24,8 @@ use super::connect::TakenOver;
 use super::{Batch, Router};
 use crate::auth::{Access, Identity};
 use crate::ids::{BrokerId, Stamp};
-use crate::session::{RESTORED_EPOCH, Subscriber};
+use crate::limits::RIVALS_MAX;
+use crate::session::{RESTORED_EPOCH, Rivalry, Subscriber};
 use crate::shared::register::{Change, Claim, Follow, Key, Value};
 
 /// A claim: its stamp, and whose it is. The greater one holds.
@@ -113,7 +114,33 @@ impl Follow for Claims {
     }
 }
 
+/// How often clients were taken over of late whose sessions have ended here since they came at another broker: who fights over a name from two brokers is
+/// slowed as from one. By a hash of the name: of two clients that have the same the one may be slowed for the other.
+#[derive(Debug, Default)]
+pub(super) struct Rivals(DashMap<u64, Rivalry, ahash::RandomState>);
+
+impl Rivals {
+    fn note(&self, rival: u64, rivalry: Rivalry, now_ms: u64) {
+        if self.0.len() >= RIVALS_MAX {
+            self.0.retain(|_, rivalry| rivalry.left_ms(now_ms) > 0);
+        }
+        if self.0.len() < RIVALS_MAX {
+            self.0.insert(rival, rivalry);
+        }
+    }
+
+    /// What was noted, as far as it is not forgotten.
+    pub(super) fn take(&self, rival: u64, now_ms: u64) -> Option<Rivalry> {
+        self.0.remove(&rival).map(|(_, rivalry)| rivalry).filter(|rivalry| rivalry.left_ms(now_ms) > 0)
+    }
+}
+
 impl Router {
+    /// Under which a client is one of the [`Rivals`].
+    pub(super) fn rival(&self, client_id: &str) -> u64 {
+        self.registry.hasher().hash_one(client_id)
+    }
+
     /// Whether sessions of this kind are the mesh's: those of bridges are their brokers' own, of which several may have one with the same client id.
     pub(super) fn is_claimed(access: Option<&Access>) -> bool {
         !access.is_some_and(|access| matches!(access.identity(), Identity::Bridge { .. }))
@@ -182,6 +209,12 @@ impl Router {
             gone.into_iter().for_each(|change| batch.writes().push(change));
         }
         let TakenOver { address, fired } = self.take_over(batch, &mut state, false);
+        if address.is_some() {
+            let mut rivalry = state.rivalry;
+            // Who waits is the client that comes here next.
+            let _ = rivalry.taken_over(self.millis(now));
+            self.rivals.note(self.rival(client_id), rivalry, self.millis(now));
+        }
         let (owed, _) = state.outbound.owed();
         self.end(&subscriber, state, batch.writes());
         occupied.remove();

@@ -136,7 +136,12 @@ impl Router {
                 let (subscriber, epoch) = begin(batch.writes(), will, 0);
                 self.metrics.sessions.change(1);
                 vacant.insert(Arc::clone(&subscriber));
-                Connection { subscriber, epoch, wait: Duration::ZERO }
+                let wait = self.rivals.take(self.rival(client_id), self.millis(now)).map_or(Duration::ZERO, |mut rivalry| {
+                    let wait = rivalry.taken_over(self.millis(now));
+                    subscriber.lock().rivalry = rivalry;
+                    wait
+                });
+                Connection { subscriber, epoch, wait }
             }
             Entry::Occupied(mut occupied) => {
                 let old = Arc::clone(occupied.get());

@@ -41,7 +41,7 @@ pub use route::RouteCache;
 pub use subscribe::{Subscribe, SubscribeError};
 pub use system::{is_own_state, is_system};
 
-use self::claims::Claims;
+use self::claims::{Claims, Rivals};
 use self::deadlines::Deadlines;
 use self::drain::{Drain, Judged};
 use self::handover::Handover;
@@ -86,6 +86,7 @@ pub struct Router {
     /// By which one broker speaks to one other.
     post: OnceLock<Arc<Post>>,
     claims: Arc<Claims>,
+    rivals: Rivals,
     handover: Handover,
     drain: Drain,
     /// What those may do whose sessions come without them.
@@ -118,6 +119,7 @@ impl Router {
             registers: OnceLock::new(),
             post: OnceLock::new(),
             claims: Arc::default(),
+            rivals: Rivals::default(),
             handover: Handover::default(),
             drain: Drain::default(),
             judge: OnceLock::new(),

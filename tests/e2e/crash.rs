@@ -28,7 +28,7 @@ pub struct Wire {
 
 impl Wire {
     /// None if the broker is gone before it has said CONNACK. `knows` is whether it has ever said one to this client.
-    fn open(address: SocketAddr, connect: &Connect, knows: &mut bool) -> Option<Self> {
+    pub fn open(address: SocketAddr, connect: &Connect, knows: &mut bool) -> Option<Self> {
         let stream = TcpStream::connect(address).ok()?;
         stream.set_nodelay(true).ok()?;
         stream.set_read_timeout(Some(Duration::from_millis(5))).ok()?;
@@ -47,12 +47,13 @@ impl Wire {
         Some(wire)
     }
 
-    fn send(&mut self, bytes: &[u8]) -> Option<()> {
+    /// None if the broker is gone.
+    pub fn send(&mut self, bytes: &[u8]) -> Option<()> {
         self.stream.write_all(bytes).ok()
     }
 
     /// The next packet; `Some(None)` if there is none at present, `None` at the end of the connection.
-    fn poll(&mut self) -> Option<Option<Received>> {
+    pub fn poll(&mut self) -> Option<Option<Received>> {
         if let Some(received) = Received::take(&mut self.input, self.version) {
             return Some(Some(received));
         }
@@ -89,8 +90,10 @@ pub struct Publisher {
     knows: bool,
     /// Identifier, number, and whether PUBREC has come.
     open: VecDeque<(u16, u64, bool)>,
-    /// How many it has published.
+    /// The number of its next message: how many it has published.
     pub next: u64,
+    /// It publishes those below this number.
+    pub end: u64,
     /// After each burst.
     pub pause: Duration,
     last_id: u16,
@@ -101,7 +104,18 @@ impl Publisher {
     /// One that publishes to `topic`.
     pub fn new(connect: Connect, topic: &str, qos: u8, seed: u64) -> Self {
         let (topic, rng) = (topic.to_owned(), StdRng::seed_from_u64(seed));
-        Self { connect, topic, qos, knows: false, open: VecDeque::new(), next: 0, pause: Duration::ZERO, last_id: 0, rng }
+        Self {
+            connect,
+            topic,
+            qos,
+            knows: false,
+            open: VecDeque::new(),
+            next: 0,
+            end: u64::MAX,
+            pause: Duration::ZERO,
+            last_id: 0,
+            rng,
+        }
     }
 
     fn packet(&mut self, id: u16, number: u64, dup: bool) -> Vec<u8> {
@@ -111,7 +125,7 @@ impl Publisher {
         publish.encode(self.connect.version)
     }
 
-    /// Publishes until the broker is gone, or until `stop` and all is acknowledged.
+    /// Publishes until the broker is gone, or until `stop` or its `end`, and all is acknowledged.
     pub fn run(&mut self, address: SocketAddr, stop: &AtomicBool) -> Option<()> {
         let mut wire = Wire::open(address, &self.connect, &mut self.knows)?;
         for (id, number, released) in self.open.clone() {
@@ -119,13 +133,13 @@ impl Publisher {
             wire.send(&bytes)?;
         }
         loop {
-            let is_last = stop.load(Ordering::Relaxed);
+            let is_last = self.next >= self.end || stop.load(Ordering::Relaxed);
             if is_last && self.open.is_empty() {
                 return Some(());
             }
             let burst = self.rng.random_range(1..=WINDOW);
             for _ in 0..burst {
-                if is_last || self.open.len() >= WINDOW {
+                if is_last || self.open.len() >= WINDOW || self.next >= self.end {
                     break;
                 }
                 self.last_id = self.last_id.checked_add(1).unwrap_or(1);

@@ -1,11 +1,12 @@
 //! Brokers as processes of their own, joined: what clients see, who is kept out, what a killed root costs.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::broker::{Broker, Site, assert_serves, run, wait_for};
-use crate::client::Client;
+use crate::broker::{Broker, PATIENCE, Site, assert_serves, run, wait_for};
+use crate::client::{Client, Publish};
 
 /// Starts brokers that each dial all before them.
 pub fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
@@ -36,7 +37,7 @@ fn assert_all_hear_all(brokers: &[&Broker], qos: u8) {
         let mut speaker = Client::new(broker, 4);
         for number in 0..EACH {
             let (topic, payload) = (format!("from/{}", broker.name), format!("{} {number}", broker.name));
-            let publish = crate::client::Publish { topic: &topic, payload: &payload, qos, ..Default::default() };
+            let publish = Publish { topic: &topic, payload: &payload, qos, ..Default::default() };
             assert_eq!(speaker.publish(publish), 0);
         }
     }
@@ -86,6 +87,84 @@ fn a_full_mesh_delivers_once_and_survives_its_root() {
     for broker in everybody {
         assert!(!broker.log().contains("ERROR") && !broker.log().contains("panicked"), "{}", broker.log());
     }
+}
+
+/// Brokers that each dial the one before them: the last is as many hops from the first as there are others.
+fn line(site: &Site, names: &[&str], change: impl Fn(String) -> String) -> Vec<Broker> {
+    let mut brokers: Vec<Broker> = Vec::new();
+    for name in names {
+        site.certify("m", name, &[]);
+        let peers: Vec<SocketAddr> = brokers.last().map(|broker| broker.address_of("mesh")).into_iter().collect();
+        brokers.push(site.start(name, &change(site.configuration(name, &peers))));
+    }
+    settle(&brokers.iter().collect::<Vec<_>>());
+    brokers
+}
+
+/// How often the next two tests try; the long run is `SUBACK_ROUNDS=500 cargo test --test e2e mesh::what_is_published -- --nocapture`.
+fn suback_rounds() -> usize {
+    std::env::var("SUBACK_ROUNDS").map_or(40, |text| text.parse().unwrap())
+}
+
+#[test]
+fn what_is_published_three_hops_away_behind_a_suback_of_the_mesh_arrives() {
+    let site = Site::new();
+    let brokers = line(&site, &["a", "b", "c", "d"], |configuration| configuration);
+    let mut publishers = [Client::new(&brokers[3], 5), Client::new(&brokers[2], 4)];
+    let mut subscriber = Client::new(&brokers[0], 5);
+    let mut waits: Vec<Duration> = Vec::new();
+    for round in 0..suback_rounds() {
+        // A topic that nobody knew; nothing else makes the brokers between want it.
+        let topic = format!("race/{round}");
+        let begun = Instant::now();
+        subscriber.subscribe(&[(&topic, 1)]);
+        waits.push(begun.elapsed());
+        for (publisher, qos) in publishers.iter_mut().zip([1, 2]) {
+            let publish = Publish { topic: &topic, payload: &topic, qos, ..Publish::default() };
+            assert_eq!(publisher.publish(publish), 0);
+        }
+        assert_eq!(subscriber.take_messages(2), [topic.as_str(), topic.as_str()]);
+    }
+    waits.sort_unstable();
+    println!(
+        "{} rounds, none missed; SUBACK after {:?}, at most {:?}",
+        waits.len(),
+        waits[waits.len() / 2],
+        waits[waits.len() - 1]
+    );
+}
+
+/// Without the wait: how long after the SUBACK messages from there are still missed. From the first on that comes all come.
+#[test]
+fn what_is_published_three_hops_away_behind_a_suback_of_one_broker_arrives_soon() {
+    let site = Site::new();
+    let brokers = line(&site, &["a", "b", "c", "d"], |text| text.replace("subscribe_ack = \"mesh\"", "subscribe_ack = \"local\""));
+    let mut publisher = Client::new(&brokers[3], 5);
+    let mut subscriber = Client::new(&brokers[0], 5);
+    let mut windows: Vec<Duration> = Vec::new();
+    for round in 0..suback_rounds() {
+        let topic = format!("race/{round}");
+        subscriber.subscribe(&[(&topic, 0)]);
+        let (begun, mut said_at) = (Instant::now(), Vec::new());
+        let first = loop {
+            assert!(begun.elapsed() < PATIENCE, "nothing comes of {} messages", said_at.len());
+            said_at.push(begun.elapsed());
+            publisher.say(&topic, &(said_at.len() - 1).to_string());
+            if let Some(received) = subscriber.receive_within(Duration::from_millis(1)) {
+                break received.unwrap().text().parse::<usize>().unwrap();
+            }
+        };
+        windows.push(said_at[first]);
+        let expected: Vec<String> = (first + 1..said_at.len()).map(|number| number.to_string()).collect();
+        assert_eq!(subscriber.take_messages(expected.len()), expected);
+    }
+    windows.sort_unstable();
+    println!(
+        "{} rounds; messages were missed for {:?} after the SUBACK, at most {:?}",
+        windows.len(),
+        windows[windows.len() / 2],
+        windows[windows.len() - 1]
+    );
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! Share groups with members at several brokers: each message goes to one member, wherever it is published, whoever comes, leaves or is away.
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::broker::{Broker, PATIENCE, Site};
+use crate::broker::{Broker, PATIENCE, Site, wait_for};
 use crate::client::{Client, Connect, Publish};
+use crate::crash::{Publisher, Subscriber, Wire};
 use crate::mesh::{settle, start_all};
 use crate::wire::*;
 
@@ -228,10 +232,11 @@ fn what_was_picked_for_members_that_are_gone_goes_to_others() {
 
 /// Starts brokers that each dial all others, at addresses that they keep, with durable sessions.
 struct Durable {
-    site: Site,
     names: [&'static str; 3],
     configurations: Vec<String>,
     brokers: Vec<Option<Broker>>,
+    /// The last, for the others have files in it.
+    site: Site,
 }
 
 impl Durable {
@@ -306,6 +311,8 @@ fn a_broker_is_killed_and_comes_back_and_no_message_of_its_members_is_lost_and_o
         }
         members.iter_mut().for_each(|member| member.take(Duration::from_micros(100)));
     }
+    // While a busy machine makes brokers miss each other, what is published waits for those who are away.
+    members[..2].iter_mut().for_each(|member| member.come(all.get(0)));
     gather(&mut members, &expected);
     let counts = counts(&members);
     assert_eq!(counts.len(), expected.len());
@@ -313,6 +320,130 @@ fn a_broker_is_killed_and_comes_back_and_no_message_of_its_members_is_lost_and_o
     let twice: Vec<_> = counts.iter().filter(|(payload, count)| **count > 1 && is_exactly_once(payload)).collect();
     assert!(twice.is_empty(), "{twice:?}");
     assert!(members[2..].iter().all(|member| member.got.len() > 20));
+}
+
+/// A member that takes what comes, and goes from one broker to the next when its connection ends; the numbers of what came to it.
+fn serve(connect: &Connect, mut at: usize, lab: &Moving) -> Vec<u64> {
+    // It has subscribed.
+    let (mut got, mut open, mut knows) = (Vec::new(), HashSet::new(), true);
+    while !lab.is_over.load(Ordering::Acquire) {
+        let address = lab.addresses.lock().unwrap()[at];
+        let mut take = || -> Option<()> {
+            let mut wire = Wire::open(address, connect, &mut knows)?;
+            lab.connects.fetch_add(1, Ordering::AcqRel);
+            while !lab.is_over.load(Ordering::Acquire) {
+                let Some(received) = wire.poll()? else { continue };
+                match received.kind {
+                    kind::PUBLISH => {
+                        if open.insert(received.id) {
+                            got.push(received.text().split(' ').next().unwrap().parse().unwrap());
+                            lab.got.fetch_add(1, Ordering::AcqRel);
+                        }
+                        wire.send(&ack(kind::PUBREC, received.id))?;
+                    }
+                    kind::PUBREL => {
+                        open.remove(&received.id);
+                        wire.send(&ack(kind::PUBCOMP, received.id))?;
+                    }
+                    _ => panic!("{received:?}"),
+                }
+            }
+            Some(())
+        };
+        if take().is_none() {
+            wait_for("a broker that is back", || (at != 1 || lab.is_back.load(Ordering::Acquire)).then_some(()));
+            at = if at == 1 { 2 * usize::from(connect.id.ends_with('3')) } else { at };
+            std::thread::sleep(LOOK);
+        }
+    }
+    got
+}
+
+/// What members and publishers know of the brokers between which they go.
+struct Moving {
+    addresses: Mutex<[SocketAddr; 3]>,
+    /// The broker that was killed.
+    is_back: AtomicBool,
+    is_over: AtomicBool,
+    begun: Instant,
+    /// How often members have come.
+    connects: AtomicU64,
+    got: AtomicU64,
+}
+
+/// `SHARE_MESSAGES` says how many; the long run is
+/// `SHARE_MESSAGES=100000 cargo test --release --test e2e shared::members_of_a_broker -- --nocapture`.
+#[test]
+fn members_of_a_broker_that_was_killed_go_elsewhere_and_each_message_of_qos_2_comes_to_one_of_all_once() {
+    let each = std::env::var("SHARE_MESSAGES").map_or(3_000, |text| text.parse::<u64>().unwrap()) / 3;
+    let count = 3 * each;
+    let mut all = Durable::new();
+    let lab = Moving {
+        addresses: Mutex::new([0, 1, 2].map(|place| all.get(place).address())),
+        is_back: AtomicBool::default(),
+        is_over: AtomicBool::default(),
+        begun: Instant::now(),
+        connects: AtomicU64::default(),
+        got: AtomicU64::default(),
+    };
+    let connect = |id: String| Connect::new(5).id(&id).resume(u32::MAX);
+    let members: Vec<Connect> = (0..6).map(|number| connect(format!("member-{number}"))).collect();
+    for (number, member) in members.iter().enumerate() {
+        Subscriber::new(member.clone(), "$share/g/jobs", 2).subscribe(all.get(number / 2).address());
+    }
+    let shares: Vec<Vec<u64>> = std::thread::scope(|scope| {
+        let lab = &lab;
+        let members: Vec<_> =
+            members.iter().enumerate().map(|(n, member)| scope.spawn(move || serve(member, n / 2, lab))).collect();
+        wait_for("members that are connected", || (lab.connects.load(Ordering::Acquire) >= 6).then_some(()));
+        for place in 0..3 {
+            let mut publisher = Publisher::new(connect(format!("publisher-{place}")), "jobs", 2, place as u64);
+            (publisher.next, publisher.end) = (each * place as u64, each * (place as u64 + 1));
+            scope.spawn(move || {
+                let never = AtomicBool::default();
+                while publisher.run(lab.addresses.lock().unwrap()[place], &never).is_none() {
+                    std::thread::sleep(LOOK);
+                }
+            });
+        }
+        // As long as it goes on.
+        let wait_until = |least: u64| {
+            let (mut last, mut since) = (0, Instant::now());
+            while last < least && since.elapsed() < PATIENCE {
+                let got = lab.got.load(Ordering::Acquire);
+                if std::mem::replace(&mut last, got) != got {
+                    since = Instant::now();
+                }
+                std::thread::sleep(LOOK);
+            }
+        };
+        wait_until(count / 3);
+        all.kill(1);
+        all.start(1);
+        all.settle();
+        lab.addresses.lock().unwrap()[1] = all.get(1).address();
+        lab.is_back.store(true, Ordering::Release);
+        wait_until(count);
+        // What comes twice comes now.
+        std::thread::sleep(AFTERWARDS);
+        lab.is_over.store(true, Ordering::Release);
+        members.into_iter().map(|member| member.join().unwrap()).collect()
+    });
+    let mut got: Vec<u64> = shares.concat();
+    got.sort_unstable();
+    let twice: Vec<_> = got.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+    let missing: Vec<_> = (0..count).filter(|number| got.binary_search(number).is_err()).collect();
+    let (first_twice, first_missing) = (twice.first(), missing.first());
+    let shares: Vec<usize> = shares.iter().map(Vec::len).collect();
+    println!("{count} messages in {:?}: {shares:?}", lab.begun.elapsed());
+    assert!(
+        twice.is_empty() && missing.is_empty(),
+        "{} twice {first_twice:?}, {} missing {first_missing:?}",
+        twice.len(),
+        missing.len()
+    );
+    // Who is there gets what is published there.
+    assert!([0, 1, 4, 5].iter().all(|stays| shares[*stays] as u64 >= count / 50), "{shares:?}");
 }
 
 #[test]

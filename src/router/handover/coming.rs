@@ -28,8 +28,6 @@ pub(super) const CUT_PARTS_MAX: usize = 256;
 const CATCH_UP: Duration = Duration::from_secs(8);
 /// From broker to broker a session is followed so often.
 const HOPS_MAX: usize = 4;
-/// It is no longer said that the session is here, or that all know what it wants, to whom does not answer.
-const END_PATIENCE: Duration = Duration::from_secs(60);
 /// A claim that comes to light so soon after a client came was made before it came.
 const JUST_COME: Duration = Duration::from_millis(500);
 /// Between two words of that.
@@ -532,13 +530,15 @@ impl Machine {
             version <= known
         };
         let now = turn.now;
-        self.finished.retain(|_, finished| {
-            let patience = if finished.is_gone { registers.member_timeout() } else { END_PATIENCE };
-            now.saturating_duration_since(finished.since) < patience
-        });
+        // The old broker may be down for as long as it is a member: then it is told when it is back.
+        let timeout = registers.member_timeout();
+        self.finished.retain(|_, finished| now.saturating_duration_since(finished.since) < timeout);
+        let mut reached = None;
         for finished in self.finished.values_mut() {
             let Finished { client_id, stamp, line, is_gone, echo, .. } = finished;
-            if !line.asks_again(if *is_gone { REPEAT } else { END_REPEAT }, now) {
+            if !line.asks_again(if *is_gone { REPEAT } else { END_REPEAT }, now)
+                || !reached.get_or_insert_with(|| turn.post.reached()).contains(&line.peer)
+            {
                 continue;
             }
             if !*is_gone {

@@ -359,18 +359,16 @@ impl Router {
         }
     }
 
-    /// Reads what has come by post, but for `first`, which was read already; follows claims; serves clients that wait; repeats what was not answered, and gives up what is
+    /// Reads what has come by post, but for `first`, that was taken from there already; follows claims; serves clients that wait; repeats what was not answered, and gives up what is
     /// not answered at all. Says when to call at the latest. Finish the batch afterwards.
-    pub fn drive_moves(&self, batch: &mut Batch, first: Option<Mail>, now: Instant) -> Duration {
+    pub fn drive_moves(&self, batch: &mut Batch, first: impl IntoIterator<Item = Mail>, now: Instant) -> Duration {
         let (Some(mesh), Some(post), Some(registers)) = (self.mesh(), self.post.get(), self.registers()) else {
             return LOOK_INTERVAL_IDLE;
         };
         let mut guard = self.handover.machine.lock();
         let machine = &mut *guard;
         let mut turn = Turn { router: self, mesh, post, own: registers.own_id(), batch, now };
-        if let Some(mail) = first {
-            machine.read(&mut turn, &mail);
-        }
+        first.into_iter().for_each(|mail| machine.read(&mut turn, &mail));
         for _ in 0..LETTERS_PER_TURN {
             // The client's old connection comes first: see `client_asked_for`.
             let Some(mail) = post.receive_if(|mail| Self::client_asked_for(mail).is_none_or(|client| !self.is_connected(client)))

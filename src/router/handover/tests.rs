@@ -138,7 +138,8 @@ struct World {
 fn connect(router: &Router, batch: &mut Batch, client_id: &str, expiry: SessionExpiry, now: Instant) -> (Connection, bool) {
     let request = ConnectRequest {
         client_id,
-        clean_start: false,
+        // Else what another broker has of it would have to be asked for first.
+        clean_start: expiry == SessionExpiry::WithConnection,
         expiry,
         silence_max: None,
         will: None,
@@ -506,6 +507,55 @@ fn a_session_goes_with_its_client_and_nothing_is_lost_or_comes_twice() {
     }
     let filters: Vec<i64> = world.nodes.iter().map(|node| node.router.metrics().subscriptions.value()).collect();
     assert_eq!(filters, [0, 1, 0]);
+}
+
+/// An old broker that is down for long is told that the session has gone when it is back, and keeps nothing of it.
+#[test]
+fn an_old_broker_that_was_away_for_long_hears_what_became_of_the_session() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    (0..30).for_each(|_| world.publish());
+    assert!(client.come(&mut world, 1));
+    // The new one has just written that it has all of it.
+    world.net.dead.lock().insert(id(0), world.now);
+    (0..20).for_each(|_| world.step());
+    world.now += Duration::from_secs(300);
+    (0..200).for_each(|_| world.step());
+    world.net.dead.lock().remove(&id(0));
+    (0..1_000).for_each(|_| world.step());
+    client.take_all(&mut world);
+    client.check(&world, "away for long");
+    assert_eq!(world.sessions(), [1]);
+    for node in &world.nodes {
+        let machine = node.router.handover.machine.lock();
+        assert_eq!((machine.ghosts.len(), machine.finished.len(), machine.leaving.len()), (0, 0, 0));
+    }
+}
+
+/// Two clients with one name at two brokers: each throws the other out, and in the end both are slowed.
+#[test]
+fn who_fights_over_a_name_from_two_brokers_waits() {
+    let mut world = World::new();
+    let mut waits = Vec::new();
+    for round in 0..60 {
+        let at = round % 2;
+        let node = &mut world.nodes[at];
+        let (connection, _) = connect(&node.router, &mut node.batch, "fighter", SessionExpiry::WithConnection, world.now);
+        waits.push(connection.wait);
+        (0..20).for_each(|_| world.step());
+        let other = &world.nodes[1 - at].router;
+        assert!(!other.is_connected("fighter"), "round {round}");
+    }
+    assert!(waits[..10].iter().all(Duration::is_zero), "now and then is free: {waits:?}");
+    assert!(waits[50..].iter().all(|wait| !wait.is_zero()), "{waits:?}");
+    // A name that nobody fights over, and this one when all is forgotten.
+    world.now += Duration::from_secs(60);
+    for name in ["other", "fighter"] {
+        let node = &mut world.nodes[2];
+        let (connection, _) = connect(&node.router, &mut node.batch, name, SessionExpiry::WithConnection, world.now);
+        assert!(connection.wait.is_zero(), "{name}");
+        world.step();
+    }
 }
 
 /// How many letters a move takes where all goes well.
