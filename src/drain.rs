@@ -160,21 +160,28 @@ impl Drain {
 
     /// Begins, or goes on in another way.
     pub fn begin(self: &Arc<Self>, request: DrainRequest) -> DrainStatus {
-        let now = clock::now();
-        let mut course = self.course.lock();
-        if course.state == DrainState::Serving {
-            let number = course.number + 1;
-            *course = Course::new(DrainState::Waiting, request, number, now);
+        if let Some(number) = self.start(request, clock::now()) {
             tracing::info!(rate = request.rate, ends = request.ends, "draining: not ready any more");
-            if let Some(mesh) = self.router.mesh() {
-                mesh.set_leaving(true);
-            }
             task::spawn("drain", Arc::clone(self).run(number));
-        } else if course.state != DrainState::Stopping {
-            (course.request, course.bucket) = (request, Bucket::new(request.rate.into()));
         }
-        drop(course);
         self.status()
+    }
+
+    /// The number of what has begun; none where it was under way.
+    fn start(&self, request: DrainRequest, now: Instant) -> Option<u64> {
+        let mut course = self.course.lock();
+        if course.state != DrainState::Serving {
+            if course.state != DrainState::Stopping {
+                (course.request, course.bucket) = (request, Bucket::new(request.rate.into()));
+            }
+            return None;
+        }
+        let number = course.number + 1;
+        *course = Course::new(DrainState::Waiting, request, number, now);
+        if let Some(mesh) = self.router.mesh() {
+            mesh.set_leaving(true);
+        }
+        Some(number)
     }
 
     /// Calls it off: clients are welcome again. What has gone is not called back.
@@ -307,5 +314,135 @@ impl Course {
         if self.looked_at.is_none_or(|at| now.saturating_duration_since(at) >= interval) {
             (self.census, self.looked_at) = (router.census(), Some(now));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{ProtocolVersion, ReasonCode};
+    use crate::config::SharedStrategy;
+    use crate::metrics::Metrics;
+    use crate::router::{ConnectRequest, Connection, Farewell, RouterLimits};
+    use crate::session::{Connected, OutboundLimits, SessionExpiry};
+
+    fn router(now: Instant) -> Arc<Router> {
+        let outbound = OutboundLimits {
+            inflight_max: 20,
+            inflight_bytes_max: 1_000_000,
+            queued_messages_max: 1_000,
+            queued_bytes_max: 1_000_000,
+            drop_oldest: false,
+            queue_qos0: false,
+        };
+        let limits = RouterLimits { outbound, shared: SharedStrategy::default() };
+        Arc::new(Router::new(limits, Arc::new(Metrics::default()), None, now))
+    }
+
+    fn connect(router: &Router, client_id: &str, expiry: SessionExpiry, now: Instant) -> Connection {
+        let connected = Connected { version: ProtocolVersion::V5, window: 20, packet_bytes_max: usize::MAX, topic_alias_max: 0 };
+        let request = ConnectRequest {
+            client_id,
+            clean_start: false,
+            expiry,
+            silence_max: None,
+            will: None,
+            connected,
+            address: None,
+            access: None,
+        };
+        router.connect(&mut Batch::default(), request, |_| Vec::new(), now).unwrap()
+    }
+
+    /// A course under virtual time.
+    struct World {
+        drain: Drain,
+        router: Arc<Router>,
+        clients: Vec<Connection>,
+        now: Instant,
+        number: u64,
+    }
+
+    impl World {
+        fn new(clients: usize, request: DrainRequest) -> Self {
+            let now = clock::now();
+            let router = router(now);
+            let drain = Drain::new(Arc::clone(&router), Box::new(|| 0), now);
+            let clients = (0..clients).map(|number| connect(&router, &format!("c{number}"), SessionExpiry::WithConnection, now));
+            let clients = clients.collect();
+            let number = drain.start(request, now).unwrap();
+            assert_eq!(drain.start(request, now), None, "it is under way");
+            Self { drain, router, clients, now, number }
+        }
+
+        /// One turn; clients that were told to go have gone before the next. Says how many there were, and whether it goes on.
+        fn turn(&mut self) -> (usize, bool) {
+            let mut batch = Batch::default();
+            let goes_on = self.drain.turn(self.number, &mut batch, self.now);
+            let is_told = |client: &mut Connection| {
+                let reason = client.subscriber.lock().outbox.closing();
+                assert!(reason.is_none_or(|reason| reason == ReasonCode::UseAnotherServer), "{reason:?}");
+                reason.is_some()
+            };
+            let told: Vec<Connection> = self.clients.extract_if(.., is_told).collect();
+            for client in &told {
+                self.router.disconnect(&mut batch, client, Farewell::Lost, None, self.now);
+            }
+            self.router.finish(&mut batch, self.now);
+            self.now += TURN_INTERVAL;
+            (told.len(), goes_on)
+        }
+
+        fn state(&self) -> DrainState {
+            self.drain.course.lock().state
+        }
+    }
+
+    #[test]
+    fn clients_are_served_while_balancers_notice_and_then_sent_away_at_the_rate() {
+        let request = DrainRequest { rate: NonZeroU32::new(40).unwrap(), notice_ms: 500, ends: true };
+        let mut world = World::new(200, request);
+        for _ in 0..10 {
+            assert_eq!((world.turn(), world.state()), ((0, true), DrainState::Waiting));
+            assert!(!world.router.refuses_clients() && !world.drain.is_serving());
+        }
+        let mut seconds = Vec::new();
+        while !world.clients.is_empty() {
+            seconds.push((0..20).map(|_| world.turn().0).sum::<usize>());
+            assert!(world.router.refuses_clients());
+        }
+        // What may be sent at once within a rate comes beside it.
+        let mut told = 0;
+        let is_kept = |(second, count): (usize, &usize)| {
+            told += count;
+            told <= 40 * (second + 2)
+        };
+        assert!(seconds.iter().enumerate().all(is_kept), "{seconds:?}");
+        assert!(seconds.len() >= 4, "{seconds:?}");
+        let turns = (0..100).take_while(|_| world.turn().1).count();
+        assert!(turns < 20 && world.state() == DrainState::Empty && *world.drain.ended.borrow(), "{turns}");
+    }
+
+    #[test]
+    fn what_is_left_ends_nothing_and_all_can_be_called_off() {
+        let request = DrainRequest { notice_ms: 0, ends: true, ..DrainRequest::default() };
+        let mut world = World::new(3, request);
+        let kept = connect(&world.router, "kept", SessionExpiry::Never, world.now);
+        world.clients.push(kept);
+        while !world.clients.is_empty() {
+            world.turn();
+        }
+        let until = world.now + RETURN_TIME + Duration::from_secs(1);
+        while world.now < until {
+            assert!(world.turn().1);
+        }
+        assert_eq!(world.state(), DrainState::Giving);
+        (0..1_000).for_each(|_| assert!(world.turn().1));
+        let status = world.drain.status();
+        assert_eq!((status.state, status.clients, status.sessions, status.sent_away), (DrainState::Giving, 0, 1, 4));
+        assert_eq!(world.drain.cancel().state, DrainState::Serving);
+        assert!(world.drain.is_serving() && !world.router.refuses_clients() && !world.turn().1);
+        world.drain.stop();
+        assert_eq!((world.drain.start(request, world.now), world.drain.is_serving()), (None, false));
     }
 }
