@@ -111,8 +111,8 @@ impl Policies {
     }
 
     /// Judges a client that came in under any earlier policy of its listener, or whose session is left of an earlier run: that is judged by the
-    /// listener with the same address. Where there is none any more, by all that would let its owner in: what they do not agree on he may not do until he
-    /// comes in again.
+    /// listener with the same address, or, where there is none, by those with the same port: so it is as well with sessions that come from another broker of the mesh. Where there is none either,
+    /// by all that would let its owner in: what they do not agree on he may not do until he comes in again.
     #[must_use]
     pub fn judge(&self, access: &Access) -> Standing {
         if let Identity::Bridge { client_id } = access.identity() {
@@ -130,6 +130,11 @@ impl Policies {
             (None, bind) => *policy.place().bind == *bind,
         };
         let mut judges: Vec<_> = all.iter().filter(is_its_own).collect();
+        if judges.is_empty()
+            && let Some(own) = port(&place.bind)
+        {
+            judges = all.iter().filter(|policy| port(&policy.place().bind) == Some(own)).collect();
+        }
         if judges.is_empty() {
             judges = all.iter().collect();
         }
@@ -141,9 +146,15 @@ impl Policies {
         });
         match agreed {
             Some(standing) => standing.unwrap_or_else(|| Standing::Gone(Arc::new(access.shut_out()))),
-            None => Standing::Good(Arc::new(access.shut_out())),
+            None => Standing::Unsure(Arc::new(access.shut_out())),
         }
     }
+}
+
+/// The port of an address as configured; none of a socket in the file system, and where the system chooses it.
+fn port(bind: &str) -> Option<&str> {
+    let (host, port) = bind.rsplit_once(':')?;
+    (host != "unix" && !host.starts_with("unix:") && port != "0").then_some(port)
 }
 
 /// A file that several listeners name is read once. What says the same as before is what was before: that two sessions have the same rules is seen at a
@@ -237,7 +248,7 @@ mod tests {
         };
         // What he may do there, if he is in.
         let found = |policies: &Policies, access: &Access| match policies.judge(access) {
-            Standing::Good(access) => Some(["a", "b"].map(|topic| access.may_receive("c", topic))),
+            Standing::Good(access) | Standing::Unsure(access) => Some(["a", "b"].map(|topic| access.may_receive("c", topic))),
             Standing::Gone(_) | Standing::PasswordChanged(_) => None,
         };
         let (only_a, only_b, nothing) = (Some([true, false]), Some([false, true]), Some([false, false]));
@@ -256,8 +267,19 @@ mod tests {
         assert_eq!((found(&two, &Access::of_owner("a0:")), found(&two, &Access::of_owner("a1:"))), (only_b, only_a));
         assert_eq!(found(&policies(&[("y", false, &b), ("x", true, &a)]), &Access::of_owner("a0:")), None);
         assert_eq!(found(&two, &Access::of_owner("?")), None);
+        // Another broker's, which has the same listeners at its own address: by the port.
+        let here = policies(&[("192.0.2.2:1883", true, &a), ("192.0.2.2:1884", true, &b), ("unix:/run/mqtt:1884", true, &a)]);
+        for (bind, expected) in [
+            ("192.0.2.1:1883", only_a),
+            ("[2001:db8::1]:1884", only_b),
+            ("192.0.2.1:1885", nothing),
+            ("192.0.2.1:0", nothing),
+            ("unix:/run/other:1883", nothing),
+        ] {
+            assert_eq!(found(&here, &of(bind, 0)), expected, "{bind}");
+        }
         // Nobody has come in since: a reload judges what is left of him as the start did.
-        let Standing::Good(shut_out) = two.judge(&of("z", 1)) else { panic!("he is not gone") };
+        let Standing::Unsure(shut_out) = two.judge(&of("z", 1)) else { panic!("he is not gone") };
         assert_eq!((found(&two, &shut_out), found(&policies(&[("z", true, &a)]), &shut_out)), (nothing, only_a));
     }
 

@@ -19,13 +19,13 @@ use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, PublishAck, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
 use crate::connection::{self, Logins, Meter, Rates, Terms};
-use crate::drain::{Drain, DrainRequest, DrainStatus};
+use crate::drain::{Drain, DrainRequest, DrainStatus, Others};
 use crate::ids::{BrokerId, LogId, MessageId, OriginLane, ShareId};
 use crate::interest::{Echoes, Interest, Mode, Rules};
 use crate::limits;
 use crate::listener::{self, ConnectionLimits, Door, Handshakes, ListenError};
 use crate::mesh::tls::{Credentials, TlsError};
-use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle};
+use crate::mesh::{self, DeliverFactory, MeshConfig, MeshError, MeshHandle, Watcher};
 use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError, ReservedIds};
 use crate::replication::{Counters, Deliver, MeshMessage, Picks, Replication, ReplicationConfig};
@@ -220,11 +220,12 @@ impl Server {
             let policies = Arc::clone(&policies);
             Box::new(move |access| policies.judge(access))
         });
-        let others = Box::new({
-            let post = Arc::clone(&post);
-            move || post.reached().len()
-        });
-        let drain = Arc::new(Drain::new(Arc::clone(&router), others, clock::now()));
+        let around = Surroundings {
+            router: Arc::clone(&router),
+            watcher: mesh.as_ref().map(MeshHandle::watcher),
+            bridges: Arc::clone(&bridges),
+        };
+        let drain = Arc::new(Drain::new(Arc::clone(&router), Box::new(around), clock::now()));
         let parts =
             Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, drain, listeners: bound.len(), memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
@@ -405,6 +406,32 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.end_tasks();
+    }
+}
+
+/// What is around a broker that leaves.
+struct Surroundings {
+    router: Arc<Router>,
+    watcher: Option<Watcher>,
+    bridges: Arc<Bridges>,
+}
+
+impl Others for Surroundings {
+    fn takers(&self) -> usize {
+        self.router.takers().len()
+    }
+
+    fn behind(&self) -> Vec<String> {
+        let name = |broker: BrokerId| self.watcher.as_ref().map_or_else(|| broker.to_string(), |watcher| watcher.name_of(broker));
+        self.router.behind().into_iter().map(name).collect()
+    }
+
+    fn leave_bridges(&self, leaves: bool) {
+        self.bridges.set_leaving(leaves);
+    }
+
+    fn serves_bridges(&self) -> bool {
+        self.bridges.is_serving()
     }
 }
 

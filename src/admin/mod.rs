@@ -191,7 +191,7 @@ mod tests {
         fn drain(&self, request: Option<DrainRequest>) -> DrainStatus {
             let state = if request.is_some() { DrainState::Waiting } else { DrainState::Serving };
             let ends = request.is_some_and(|request| request.ends);
-            DrainStatus { state, clients: 7, sessions: 9, sent_away: 0, others: 2, ends, seconds: 0.0 }
+            DrainStatus { state, clients: 7, sessions: 9, sent_away: 0, others: 2, waiting_for: Vec::new(), ends, seconds: 0.0 }
         }
     }
 

@@ -46,6 +46,8 @@ pub enum Claim {
 pub enum Standing {
     /// It goes on, with these rights.
     Good(Arc<Access>),
+    /// Nobody can tell with which rights, until its client comes in again: it goes on with none.
+    Unsure(Arc<Access>),
     /// Its user has another password now: whoever is connected must show that. The session is still the user's.
     PasswordChanged(Arc<Access>),
     /// Its user is no more: neither connection nor session goes on. What he could do if he were still here.
@@ -197,6 +199,7 @@ mod tests {
                 Standing::Good(_) => "good",
                 Standing::PasswordChanged(_) => "changed",
                 Standing::Gone(_) => "gone",
+                Standing::Unsure(_) => "unsure",
             };
             assert_eq!(found, expected, "{identity:?} {allow_anonymous}");
         }

@@ -104,6 +104,13 @@ impl Election {
         turn
     }
 
+    /// This broker is to leave: another is to serve the bridge.
+    pub(super) fn resign(&mut self) -> Turn {
+        (self.claim.since_ms, self.claim.has_session) = (0, false);
+        (self.orphaned_at, self.vacant_at) = (None, None);
+        Turn::Wait
+    }
+
     fn turn(&mut self, others: &[Other], now: Instant) -> Turn {
         let reachable = || others.iter().filter(|other| other.is_reachable);
         let (own, since_ms) = (self.own, self.claim.since_ms);

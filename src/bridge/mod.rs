@@ -93,6 +93,7 @@ pub struct Bridges {
     /// Held for as long as a reload takes: the next one begins with what the last has made.
     reloading: tokio::sync::Mutex<()>,
     is_stopped: AtomicBool,
+    is_leaving: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Bridges {
@@ -133,6 +134,7 @@ impl Bridges {
             running: Mutex::default(),
             reloading: tokio::sync::Mutex::default(),
             is_stopped: AtomicBool::new(false),
+            is_leaving: Arc::default(),
         };
         this.begin(config, knows_others);
         this
@@ -202,12 +204,24 @@ impl Bridges {
                     registers: Arc::clone(registers),
                     reachable: Arc::clone(reachable),
                     doubt: Arc::clone(&bridge.doubt),
+                    is_leaving: Arc::clone(&self.is_leaving),
                 };
                 tasks.push(task::spawn("bridge election", candidate.run(turn)));
             }
             tasks.push(task::spawn("bridge", bridge.run(turns)));
             running.insert(one.name.clone(), Running { config: one.clone(), remote_client_id, turn: sender, status, tasks });
         }
+    }
+
+    /// Whether this broker is to leave its mesh: other brokers are to serve the bridges, and nothing comes in by them here any more.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        self.is_leaving.store(is_leaving, Ordering::Relaxed);
+    }
+
+    /// Whether one is served here.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.running.lock().values().any(|one| one.status.is_serving())
     }
 
     /// What is counted.
@@ -241,6 +255,7 @@ struct Candidate {
     registers: Arc<Registers>,
     reachable: Reachable,
     doubt: Arc<Doubt>,
+    is_leaving: Arc<AtomicBool>,
 }
 
 /// Whether another broker may speak to the foreign one as this bridge.
@@ -261,7 +276,10 @@ impl Candidate {
             let others = self.others(&reachable);
             let is_alone = reachable.len() <= 1;
             let unix_ms = u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX);
-            let decided = self.election.decide(&others, is_alone, unix_ms, clock::now());
+            let decided = match self.is_leaving.load(Ordering::Relaxed) {
+                true => self.election.resign(),
+                false => self.election.decide(&others, is_alone, unix_ms, clock::now()),
+            };
             self.doubt.is_now.store(others.iter().any(|other| !other.is_reachable), Ordering::Relaxed);
             if std::mem::take(&mut self.election.is_in_doubt) {
                 self.doubt.has_been.store(true, Ordering::Relaxed);

@@ -51,6 +51,10 @@ impl Status {
     }
 
     /// Whether this broker serves the bridge.
+    pub(super) fn is_serving(&self) -> bool {
+        self.is_serving.load(Ordering::Relaxed)
+    }
+
     pub(super) fn set_serving(&self, is_serving: bool) {
         self.is_serving.store(is_serving, Ordering::Relaxed);
     }

@@ -87,47 +87,72 @@ fn follow(broker: &Where, first: DrainStatus, patience: Duration) -> anyhow::Res
             return Ok(last);
         }
         std::thread::sleep(ASK_INTERVAL);
+        let is_over = matches!(last.state, DrainState::Empty | DrainState::Stopping);
+        let patience = if is_over { END_PATIENCE } else { patience };
+        let is_late = clock::now().saturating_duration_since(progress_at) >= patience;
         let status: DrainStatus = match broker.ask(PATH, None::<&()>) {
             Ok(status) => status,
-            // It has ended.
-            Err(_) if last.ends && last.clients == 0 && last.sessions == 0 => {
+            Err(error) if is_refused(&error) && last.ends && is_over => {
                 return Ok(DrainStatus { state: DrainState::Stopping, ..last });
             }
+            Err(error) if is_refused(&error) => return Err(error.context("the broker has ended before it was empty")),
+            // It has much to do, or is just ending.
+            Err(_) if !is_late => continue,
             Err(error) => return Err(error.context("the broker was not empty yet")),
         };
         anyhow::ensure!(status.state != DrainState::Serving, "it was called off: the broker serves again");
-        if (status.state, status.clients, status.sessions) != (last.state, last.clients, last.sessions) {
+        if is_further(&status, &last) {
             progress_at = now;
+        } else {
+            anyhow::ensure!(!is_late, "{}", stuck(&status));
         }
         last = status;
-        let patience = if last.state == DrainState::Empty { END_PATIENCE } else { patience };
-        anyhow::ensure!(clock::now().saturating_duration_since(progress_at) < patience, "{}", stuck(&last));
     }
 }
 
+fn is_further(status: &DrainStatus, last: &DrainStatus) -> bool {
+    let of = |status: &DrainStatus| (status.state, status.clients, status.sessions, status.waiting_for.clone());
+    of(status) != of(last)
+}
+
+/// Nobody listens there any more: the process has ended.
+fn is_refused(error: &anyhow::Error) -> bool {
+    let is_it = |error: &ureq::Error| matches!(error, ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(is_it)
+}
+
 fn in_words(status: &DrainStatus) -> String {
-    let DrainStatus { clients, sessions, sent_away, seconds, .. } = status;
-    let what = match status.state {
-        DrainState::Serving => "serving",
-        DrainState::Waiting => "not ready any more; waiting for balancers to notice",
-        DrainState::Sending => "sending clients to other brokers",
-        DrainState::Giving => "giving sessions to other brokers",
-        DrainState::Empty => "empty",
-        DrainState::Stopping => "empty, and ended",
+    let DrainStatus { clients, sessions, sent_away, seconds, others, waiting_for, .. } = status;
+    let what = match (status.state, others) {
+        (DrainState::Serving, _) => "serving",
+        (DrainState::Waiting, 0) => "not ready any more; serving, as no other broker is there to which clients could go",
+        (DrainState::Waiting, _) => "not ready any more; waiting for balancers to notice",
+        (DrainState::Sending, _) => "sending clients to other brokers",
+        (DrainState::Giving, _) => "giving sessions to other brokers",
+        (DrainState::Settling, _) => "waiting until others have what was published here",
+        (DrainState::Empty, _) => "empty",
+        (DrainState::Stopping, _) => "empty, and ended",
     };
-    format!("{seconds:.1} s: {what}; {clients} clients and {sessions} sessions here, {sent_away} clients sent away")
+    let for_whom = if waiting_for.is_empty() { String::new() } else { format!(" ({})", waiting_for.join(", ")) };
+    format!("{seconds:.1} s: {what}{for_whom}; {clients} clients and {sessions} sessions here, {sent_away} clients sent away")
 }
 
 fn stuck(status: &DrainStatus) -> String {
-    let DrainStatus { clients, sessions, others, .. } = status;
+    let DrainStatus { clients, sessions, others, waiting_for, .. } = status;
     let why = match (status.state, others) {
-        (DrainState::Empty, _) => "it does not end",
-        (_, 0) => "no other broker can be reached",
-        _ => "no other broker takes them, or they wait for a will's delay",
+        (DrainState::Empty | DrainState::Stopping, _) => "it does not end".to_owned(),
+        (DrainState::Waiting, 0) => {
+            "no other broker can be reached that takes clients: it still serves, though it says that it is not ready".to_owned()
+        }
+        (DrainState::Settling, _) if !waiting_for.is_empty() => {
+            format!("{} may not have what was published here, and cannot have it from anybody else", waiting_for.join(", "))
+        }
+        (DrainState::Settling, _) => "others do not know yet where sessions went, or a bridge does not end".to_owned(),
+        _ => "no other broker takes them, or they wait for a will's delay".to_owned(),
     };
     format!(
-        "{clients} clients and {sessions} sessions are left: {why}. The broker takes no clients and goes on trying; what it has is on its disk. \
-         `drain --cancel` calls it off"
+        "{clients} clients and {sessions} sessions are left: {why}. The broker goes on trying, and ends when it can; `drain --cancel` calls it off, and whoever stops \
+         it leaves what is left on its disk, if it has one"
     )
 }
 
@@ -144,5 +169,31 @@ mod tests {
         for (text, rate) in [("100/s", Some(100)), ("7", Some(7)), ("0", None), ("x", None), ("5/m", None), ("-1/s", None)] {
             assert_eq!(parse_rate(text).ok().map(NonZeroU32::get), rate, "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_waited_for_is_said() {
+        let of = |state, others, waiting_for: &[&str]| DrainStatus {
+            state,
+            clients: 0,
+            sessions: 1,
+            sent_away: 2,
+            others,
+            waiting_for: waiting_for.iter().map(|name| (*name).to_owned()).collect(),
+            ends: true,
+            seconds: 1.0,
+        };
+        for (status, expected) in [
+            (of(DrainState::Waiting, 0, &[]), "no other broker can be reached"),
+            (of(DrainState::Giving, 1, &[]), "no other broker takes them"),
+            (of(DrainState::Settling, 1, &["b", "c"]), "b, c may not have what was published here"),
+            (of(DrainState::Empty, 1, &[]), "it does not end"),
+        ] {
+            assert!(stuck(&status).contains(expected), "{}", stuck(&status));
+        }
+        let last = of(DrainState::Settling, 1, &["b", "c"]);
+        assert!(is_further(&of(DrainState::Settling, 1, &["c"]), &last) && !is_further(&last.clone(), &last));
+        let io = |kind: io::ErrorKind| anyhow::Error::from(ureq::Error::Io(kind.into())).context("no broker answers");
+        assert!(is_refused(&io(io::ErrorKind::ConnectionRefused)) && !is_refused(&io(io::ErrorKind::TimedOut)));
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Said {
     log: Option<LogId>,
     /// Others are to tell how far they have dealt with that, and whether clients wait for it.
     asks: Option<bool>,
+    /// It is drained.
+    is_leaving: bool,
     /// How far it has dealt with our logs.
     dealt: Dealt,
     /// The same as of its log before this one.
@@ -55,6 +57,7 @@ impl Changes<'_> {
                 }
             }
             (Key::AskDealt, value) => said.asks = value.map(|value| *value == Value::Urgent),
+            (Key::Leaving, value) => said.is_leaving = value.is_some(),
             (Key::Dealt(stream), Some(Value::Dealt(sequence))) if stream.origin == own => {
                 said.dealt.insert((stream.log, stream.lane), *sequence);
             }
@@ -67,6 +70,11 @@ impl Changes<'_> {
 impl Member {
     fn is_mute(&self) -> bool {
         self.is_known && self.said.log.is_none()
+    }
+
+    /// As far as is known.
+    fn wants_something(&self) -> bool {
+        self.wants_everything() || !self.filters.is_empty() || !self.shares.is_empty()
     }
 }
 
@@ -119,13 +127,23 @@ impl Interest {
         dealt.min().unwrap_or(u64::MAX)
     }
 
-    /// The same of those that can be reached.
+    /// Members that have not dealt, as far as they have said, with all of this broker's log, which has come so far in its lanes. Whoever cannot be reached and is known to want
+    /// nothing is not among them, nor who is never waited for ([`mute`](Self::mute)).
     #[must_use]
-    pub fn dealt_by_reached(&self, log: LogId, lane: LaneId) -> u64 {
+    pub fn behind(&self, log: LogId, lanes: &[(LaneId, u64)]) -> Vec<BrokerId> {
         let known = self.known.read();
-        let reached = known.all().filter(|member| !member.is_mute() && known.reach.cost(member.id).is_some());
-        let dealt = reached.map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0));
-        dealt.min().unwrap_or(u64::MAX)
+        let is_behind = |member: &&Member| {
+            let is_missed = known.reach.cost(member.id).is_some() || member.wants_something();
+            let is_short = |(lane, last): &(LaneId, u64)| member.said.dealt.get(&(log, *lane)).copied().unwrap_or(0) < *last;
+            !member.is_mute() && is_missed && lanes.iter().any(is_short)
+        };
+        known.all().filter(is_behind).map(|member| member.id).collect()
+    }
+
+    /// Whether a member says that it is drained.
+    #[must_use]
+    pub fn is_leaving(&self, member: BrokerId) -> bool {
+        self.known.read().said(member).is_some_and(|said| said.is_leaving)
     }
 
     /// Members for whom [`dealt_by_all`](Self::dealt_by_all) does not wait.
@@ -184,5 +202,39 @@ mod tests {
         interest.changed(a, &[(Key::AskDealt, None), (dealt(own), None)]);
         assert_eq!((interest.asked(), interest.dealt_by_all(log, lane)), (vec![], 0));
         assert!(interest.generation() > generation, "somebody has left");
+    }
+
+    #[test]
+    fn who_has_not_dealt_with_a_log_is_named_unless_it_is_away_and_wants_nothing() {
+        let (own, a, b) = (BrokerId(1), BrokerId(2), BrokerId(3));
+        let interest = Interest::new(own, Rules::new(Mode::Interest, []));
+        let (log, lane) = (LogId(7), LaneId(5));
+        let dealt = Key::Dealt(OriginLane { origin: own, log, lane });
+        let behind = |last| interest.behind(log, &[(lane, last)]);
+        assert_eq!(behind(9), [], "nobody is known");
+        for member in [a, b] {
+            interest.joined(member);
+            interest.changed(member, &[(Key::Log, Some(Value::Log(LogId(8)))), (dealt.clone(), Some(Value::Dealt(4)))]);
+        }
+        interest.set_reachable(Some([a].into()));
+        interest.set_costs([(a, 1)].into());
+        assert_eq!((behind(4), behind(5)), (vec![], vec![a, b]), "what the one that is away wants is not known");
+        interest.known(a);
+        interest.known(b);
+        assert_eq!(behind(5), [a], "the other wants nothing");
+        let filter = Key::Filter("t".into());
+        interest.changed(b, &[(filter.clone(), Some(Value::Present))]);
+        assert_eq!(behind(5), [a, b]);
+        interest.changed(b, &[(filter, None), (Key::Filter("$share/g/t".into()), Some(Value::Present))]);
+        assert_eq!(behind(5), [a, b], "of a share group");
+        interest.changed(a, &[(dealt, Some(Value::Dealt(5)))]);
+        assert_eq!(behind(5), [b]);
+        interest.left(b);
+        assert_eq!(behind(5), []);
+        assert!(!interest.is_leaving(a));
+        interest.changed(a, &[(Key::Leaving, Some(Value::Present))]);
+        assert!(interest.is_leaving(a) && !interest.is_leaving(b));
+        interest.changed(a, &[(Key::Leaving, None)]);
+        assert!(!interest.is_leaving(a));
     }
 }

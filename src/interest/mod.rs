@@ -471,7 +471,7 @@ impl Follow for Interest {
                         (None, None) => all.remove(member, filter.levels),
                     }
                 }
-                Key::AskDealt | Key::Dealt(_) => all.tell(member, key, value.as_ref()),
+                Key::AskDealt | Key::Dealt(_) | Key::Leaving => all.tell(member, key, value.as_ref()),
                 Key::Session(_) | Key::Log | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
             }
         }

@@ -77,6 +77,14 @@ impl Watcher {
         self.book.topology(&self.mesh).brokers.iter().map(|broker| broker.id).collect()
     }
 
+    /// The name of a broker, as long as its record is kept; else its id.
+    #[must_use]
+    pub fn name_of(&self, broker: BrokerId) -> String {
+        let named =
+            self.book.look(|_, records| records.iter().find(|record| record.id == broker).map(|record| record.name.clone()));
+        named.unwrap_or_else(|| broker.to_string())
+    }
+
     /// This broker as it stands.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -13,7 +13,7 @@ use super::Replication;
 use super::gate::Gate;
 use super::lane::Lane;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::ids::{LaneId, LogId, OriginLane};
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
 use crate::interest::Asked;
 use crate::session::Change;
 
@@ -110,13 +110,12 @@ impl Replication {
         self.acknowledges_in_mesh() || self.stability.is_leaving.load(Ordering::Acquire)
     }
 
-    /// Whether all members that can be reached have dealt with all that this broker's log has. Looks through the rings: not for each message.
+    /// Members that have not dealt with all that this broker's log has: [`Interest::behind`](crate::interest::Interest::behind). Looks through the rings: not for each message.
     #[must_use]
-    pub fn is_dealt_with(&self) -> bool {
-        let log = self.own_log();
-        let is_dealt_with =
-            |lane: &Lane| lane.last_published().is_none_or(|last| self.interest.dealt_by_reached(log, lane.id) >= last);
-        self.lanes.iter().filter(|lane| lane.reliable).all(is_dealt_with)
+    pub fn behind(&self) -> Vec<BrokerId> {
+        let reliable = self.lanes.iter().filter(|lane| lane.reliable);
+        let lanes: Vec<_> = reliable.filter_map(|lane| Some((lane.id, lane.last_published()?))).collect();
+        self.interest.behind(self.own_log(), &lanes)
     }
 
     /// The last ids of this broker's log, each with its lane, where others are waited for: whoever repeats a message does not know which it was.

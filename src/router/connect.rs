@@ -387,7 +387,7 @@ impl Router {
         }
         let may_say = |writer: &Writer, topic: &str| match judge(&writer.access) {
             // That a user is no longer here takes nothing back of what he had a right to say.
-            Standing::Good(access) | Standing::PasswordChanged(access) | Standing::Gone(access) => {
+            Standing::Good(access) | Standing::Unsure(access) | Standing::PasswordChanged(access) | Standing::Gone(access) => {
                 access.may_publish(&writer.client_id, topic)
             }
         };
@@ -408,10 +408,10 @@ impl Router {
                 break (standing, state);
             }
         };
-        let must_close = !matches!(standing, Standing::Good(_));
+        let must_close = !matches!(standing, Standing::Good(_) | Standing::Unsure(_));
         let is_gone = matches!(standing, Standing::Gone(_));
         let renewed = match standing {
-            Standing::Good(access) | Standing::PasswordChanged(access) => access,
+            Standing::Good(access) | Standing::Unsure(access) | Standing::PasswordChanged(access) => access,
             Standing::Gone(access) => Arc::new(access.shut_out()),
         };
         self.renew_access(subscriber, Some(renewed));

@@ -12,6 +12,7 @@ use std::time::Instant;
 use super::{Batch, Router};
 use crate::auth::{Access, Standing};
 use crate::codec::ReasonCode;
+use crate::ids::BrokerId;
 use crate::limits::HANDOVER_BYTES_MAX;
 use crate::session::{SessionExpiry, Subscriber};
 
@@ -59,6 +60,32 @@ impl Router {
         self.drain.gives_sessions_away.store(gives, Ordering::Release);
     }
 
+    /// Says to other brokers that this one is to leave, or no longer is; and asks them how far they have dealt with what was published here.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        if let Some(mesh) = self.mesh() {
+            mesh.set_leaving(is_leaving);
+        }
+        if let Some(registers) = self.registers() {
+            registers.own().tell_leaving(is_leaving);
+        }
+    }
+
+    /// Other brokers that can be reached and do not say that they are to leave themselves.
+    #[must_use]
+    pub fn takers(&self) -> Vec<BrokerId> {
+        let mut reached = self.post.get().map(|post| post.reached()).unwrap_or_default();
+        if let Some(mesh) = self.mesh() {
+            reached.retain(|broker| !mesh.interest().is_leaving(*broker));
+        }
+        reached
+    }
+
+    /// Other brokers that have not dealt with all that was published here, as far as they have said.
+    #[must_use]
+    pub fn behind(&self) -> Vec<BrokerId> {
+        self.mesh().map(|mesh| mesh.behind()).unwrap_or_default()
+    }
+
     pub(super) fn gives_sessions_away(&self) -> bool {
         self.drain.gives_sessions_away.load(Ordering::Acquire)
     }
@@ -69,16 +96,18 @@ impl Router {
         let _ = self.judge.set(Judged(judge));
     }
 
-    /// What the owner of a session that comes without its client may do, as [`Access::owner`] told; an error where he is no user here. Nobody where nobody says who clients are.
+    /// What the owner of a session that comes without its client may do, as [`Access::owner`] told; an error where he is no user here, and where that cannot be told: nothing would be queued for
+    /// him until he comes. Nobody where nobody says who clients are.
     pub(super) fn judge_owner(&self, owner: &str) -> Result<Option<Arc<Access>>, Gone> {
-        if owner.is_empty() {
-            return Ok(None);
-        }
         let access = Access::of_owner(owner);
-        match self.judge.get().map(|judge| judge.0(&access)) {
-            Some(Standing::Good(access) | Standing::PasswordChanged(access)) => Ok(Some(access)),
-            Some(Standing::Gone(_)) => Err(Gone),
-            None => Ok(Some(Arc::new(access))),
+        let Some(judge) = self.judge.get() else { return Ok((!owner.is_empty()).then(|| Arc::new(access))) };
+        // Bridges' are their brokers' own, whoever offers one.
+        if !Self::is_claimed(Some(&access)) {
+            return Err(Gone);
+        }
+        match judge.0(&access) {
+            Standing::Good(access) | Standing::PasswordChanged(access) => Ok(Some(access)),
+            Standing::Unsure(_) | Standing::Gone(_) => Err(Gone),
         }
     }
 

@@ -24,6 +24,7 @@ mod commands;
 mod crash;
 mod demo;
 mod discovery;
+mod drain;
 mod durable;
 mod foreign;
 mod healing;

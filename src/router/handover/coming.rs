@@ -115,7 +115,15 @@ impl Coming {
 
     /// A client wants it still, or it comes without one.
     fn is_waited_for(&self) -> bool {
-        self.is_offered || self.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1 && !waiting.is_answered())
+        self.is_offered || self.has_client()
+    }
+
+    fn has_client(&self) -> bool {
+        self.waiting.iter().any(|waiting| Arc::strong_count(waiting) > 1 && !waiting.is_answered())
+    }
+
+    pub(super) fn is_offered(&self) -> bool {
+        self.is_offered
     }
 
     pub(super) fn is_installed(&self) -> bool {
@@ -283,7 +291,9 @@ impl Machine {
             return;
         }
         let stamp = coming.stamp;
-        if router.newest_claim(client_id, now).is_some_and(|newest| newest > (stamp, turn.own)) {
+        // What comes without its client gives way to whoever had it later than the old broker.
+        let (own, is_offered) = (turn.own, coming.is_offered);
+        if router.newest_claim(client_id, now).is_some_and(|newest| newest > (stamp, own) || (is_offered && newest.0 >= stamp)) {
             return self.stop_coming(turn, client_id, Verdict::Refused);
         }
         let Stage::CatchingUp { draft, content, covers, since } =
@@ -389,7 +399,7 @@ impl Machine {
         let Some(coming) = self.coming.get_mut(client_id) else { return false };
         let is_just_come = turn.now.saturating_duration_since(coming.since) < JUST_COME;
         if !is_just_come
-            || !coming.is_waited_for()
+            || !coming.has_client()
             || !matches!(coming.stage, Stage::Head(_))
             || !turn.router.is_believed((stamp, coming.line.peer), turn.now)
         {
@@ -402,7 +412,7 @@ impl Machine {
     /// The old broker does not do what it was asked.
     pub(super) fn denied(&mut self, turn: &mut Turn<'_>, line: (BrokerId, u64), why: Why) {
         let own = turn.own;
-        let Some((client_id, coming)) = self.coming_of(line, turn.now) else { return };
+        let Some((client_id, coming)) = self.coming_of(line, turn.now) else { return self.declined(line, why, turn.now) };
         let client_id = Arc::clone(client_id);
         let (is_head, may_follow) = (matches!(coming.stage, Stage::Head(_)), coming.hops < HOPS_MAX);
         // All of it is here: no more is wanted of the old broker.
@@ -451,7 +461,18 @@ impl Machine {
         turn.write(from, id, &Word::Outcome(outcome));
     }
 
+    /// No client is let in any more: what has not come yet stays where it is.
+    fn stop_all_coming(&mut self, turn: &mut Turn<'_>) {
+        let coming = self.coming.iter().filter(|(_, coming)| !coming.waits_for_us());
+        for client_id in coming.map(|(client_id, _)| Arc::clone(client_id)).collect::<Vec<_>>() {
+            self.stop_coming(turn, &client_id, Verdict::Refused);
+        }
+    }
+
     pub(super) fn drive_coming(&mut self, turn: &mut Turn<'_>) {
+        if turn.router.refuses_clients() {
+            self.stop_all_coming(turn);
+        }
         let waits: Vec<_> =
             self.coming.iter().filter(|(_, it)| it.waits_for_us()).map(|(client_id, _)| Arc::clone(client_id)).collect();
         for client_id in waits {

@@ -161,6 +161,8 @@ pub(super) struct Handover {
     passed: DashMap<Arc<str>, (Option<Claimed>, Instant), ahash::RandomState>,
     /// Sessions that leave, or have left and draw messages still.
     leaving: AtomicUsize,
+    /// Sessions that come.
+    arriving: AtomicUsize,
     machine: Mutex<Machine>,
 }
 
@@ -343,6 +345,12 @@ impl Router {
         self.handover.leaving.load(Ordering::Relaxed)
     }
 
+    /// Sessions that come from other brokers, and clients of whom that is not known yet.
+    #[must_use]
+    pub fn coming(&self) -> usize {
+        self.handover.arriving.load(Ordering::Relaxed) + self.handover.requests.lock().len()
+    }
+
     /// Ready where clients wait for their sessions that [`drive_moves`](Self::drive_moves) has not looked at; until then the task is woken when there are some.
     pub fn poll_fetches(&self, context: &mut Context<'_>) -> Poll<()> {
         self.handover.waker.register(context.waker());
@@ -391,6 +399,7 @@ impl Router {
         machine.sweep(&turn);
         *self.handover.coming.lock() = machine.coming.keys().cloned().collect();
         self.handover.leaving.store(machine.leaving.len() + machine.ghosts.len(), Ordering::Relaxed);
+        self.handover.arriving.store(machine.coming.len() + machine.queue.len() + machine.early.len(), Ordering::Relaxed);
         machine.interval()
     }
 }
@@ -430,7 +439,7 @@ impl Machine {
         };
         match word {
             Word::Ask { stamp, client_id } => self.asked(turn, (from, id), stamp, client_id),
-            Word::Offer { stamp, client_id } => self.offered(turn, from, stamp, client_id),
+            Word::Offer { stamp, client_id } => self.offered(turn, (from, id), stamp, client_id),
             Word::Fetch { part, first } => self.fetched(turn, (from, id), part, first),
             Word::Cut { part, parts, covers } => self.cut(turn, (from, id), (part, parts), covers),
             Word::Done { stamp, client_id } => self.done(turn, (from, id), stamp, client_id),
@@ -542,6 +551,7 @@ impl Machine {
         let is_here = router.registry.contains_key(&client_id);
         let peer = newest.map(|(_, peer)| peer).or_else(|| router.handover.went_to(&client_id));
         match peer.filter(|_| !request.clean_start && !is_here) {
+            Some(_) if router.refuses_clients() => self.refuse(turn, &request.waiting),
             Some(peer) => self.begin_coming(turn, request, peer),
             None => request.waiting.say(Verdict::Proceed),
         }

@@ -8,6 +8,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::auth::{Access, Identity, Place, Standing};
 use crate::codec::{self, Packet, PacketId, ProtocolVersion, QoS, RetainHandling};
 use crate::config::SharedStrategy;
 use crate::ids::{Incarnation, LogId, MessageId, OpenMark, OpenNumber, OriginLane, PortId, RootClaim, TreeId};
@@ -131,15 +132,28 @@ struct World {
     published: usize,
     /// Messages of each publisher in one batch.
     burst: usize,
+    /// What the registers of this one say and are told comes later.
+    silent: Option<usize>,
+    kept: VecDeque<(usize, usize, Say)>,
     /// For other threads.
     clock: Arc<Mutex<Instant>>,
 }
 
 fn connect(router: &Router, batch: &mut Batch, client_id: &str, expiry: SessionExpiry, now: Instant) -> (Connection, bool) {
+    // Else what another broker has of it would have to be asked for first.
+    connect_as(router, batch, client_id, (expiry == SessionExpiry::WithConnection, expiry), now)
+}
+
+fn connect_as(
+    router: &Router,
+    batch: &mut Batch,
+    client_id: &str,
+    (clean_start, expiry): (bool, SessionExpiry),
+    now: Instant,
+) -> (Connection, bool) {
     let request = ConnectRequest {
         client_id,
-        // Else what another broker has of it would have to be asked for first.
-        clean_start: expiry == SessionExpiry::WithConnection,
+        clean_start,
         expiry,
         silence_max: None,
         will: None,
@@ -214,7 +228,8 @@ impl World {
         };
         let ends = LINKS.iter().map(|(parent, child)| [end(*parent, *child), end(*child, *parent)]).collect();
         let clock = Arc::new(Mutex::new(now + NEWCOMER_TIME));
-        let mut world = Self { now: now + NEWCOMER_TIME, net, nodes, ends, published: 0, burst: 1, clock };
+        let mut world =
+            Self { now: now + NEWCOMER_TIME, net, nodes, ends, published: 0, burst: 1, silent: None, kept: VecDeque::new(), clock };
         for (link, (_, child)) in LINKS.iter().enumerate() {
             let incarnation = Incarnation(1);
             let root = RootClaim { priority: 0, capacity: 0, id: id(0), incarnation };
@@ -256,6 +271,10 @@ impl World {
     fn say(&mut self, from: usize, out: &mut Vec<(PortId, Say)>) {
         let mut waiting: VecDeque<_> = out.drain(..).map(|(port, say)| (from, port.peer.0 as usize - 1, say)).collect();
         while let Some((from, to, say)) = waiting.pop_front() {
+            if self.silent == Some(from) || self.silent == Some(to) {
+                self.kept.push_back((from, to, say));
+                continue;
+            }
             let (port, registers, mut out) = (PortId { peer: id(from), generation: 1 }, &self.nodes[to].registers, Vec::new());
             match say {
                 Say::Delta(mode, signed) => {
@@ -269,6 +288,14 @@ impl World {
                 Say::End(end) => drop(registers.hear_end(port, end, self.now, &mut out)),
             }
             waiting.extend(out.into_iter().map(|(port, say)| (to, port.peer.0 as usize - 1, say)));
+        }
+    }
+
+    /// What was kept back is heard.
+    fn speak(&mut self) {
+        self.silent = None;
+        for (from, to, say) in std::mem::take(&mut self.kept) {
+            self.say(from, &mut vec![(PortId { peer: id(to), generation: 1 }, say)]);
         }
     }
 
@@ -845,8 +872,8 @@ fn whatever_letter_is_lost_or_comes_twice_or_late_a_session_leaves_without_its_c
 
 #[test]
 fn a_client_that_comes_while_its_session_leaves_without_it_finds_it() {
-    for steps in 0..24 {
-        let what = format!("after {steps} steps");
+    for (steps, at) in (0..24).step_by(2).flat_map(|steps| (0..3).map(move |at| (steps, at))) {
+        let what = format!("after {steps} steps at {at}");
         let mut world = World::new();
         let mut client = Client::begin(&mut world);
         (0..30).for_each(|_| world.publish());
@@ -855,7 +882,6 @@ fn a_client_that_comes_while_its_session_leaves_without_it_finds_it() {
             world.publish();
             world.step();
         }
-        let at = steps % 3;
         assert!(client.come(&mut world, at), "{what}");
         world.nodes[0].router.give_sessions_away(false);
         client.take_all(&mut world);
@@ -866,18 +892,104 @@ fn a_client_that_comes_while_its_session_leaves_without_it_finds_it() {
 }
 
 #[test]
-fn who_does_not_answer_gets_no_session_and_the_next_one_does() {
+fn a_session_that_leaves_without_its_client_does_not_win_against_one_with_it() {
+    // The client has begun anew at a third broker, of which the others hear after so many steps.
+    for steps in (0..60).step_by(4) {
+        let what = format!("heard after {steps} steps");
+        let mut world = World::new();
+        let client = Client::begin(&mut world);
+        (0..30).for_each(|_| world.publish());
+        world.silent = Some(2);
+        let node = &mut world.nodes[2];
+        let (connection, _) = connect_as(&node.router, &mut node.batch, "mover", (true, HOUR), world.now);
+        drop(client);
+        world.step();
+        world.nodes[0].router.refuse_clients(true);
+        world.nodes[0].router.give_sessions_away(true);
+        (0..steps).for_each(|_| world.step());
+        if steps == 56 {
+            assert_eq!(world.sessions(), [1, 2], "{what}: it is a test of nothing otherwise");
+        }
+        world.speak();
+        (0..400).for_each(|_| world.step());
+        assert_eq!(world.sessions(), [2], "{what}");
+        assert!(connection.subscriber.is_latest(connection.epoch), "{what}: its connection was closed");
+    }
+}
+
+#[test]
+fn who_lets_nobody_in_any_more_takes_no_session_that_was_on_its_way() {
+    let (mut came, mut stayed) = (0, 0);
+    for steps in (0..30).step_by(3) {
+        let what = format!("after {steps} steps");
+        let mut world = World::new();
+        let mut client = Client::begin(&mut world);
+        (0..30).for_each(|_| world.publish());
+        let fetch = Client::ask(&world, 1).unwrap();
+        (0..steps).for_each(|_| world.step());
+        world.nodes[1].router.refuse_clients(true);
+        match client.wait(&mut world, &fetch) {
+            Verdict::Proceed => came += 1,
+            Verdict::Refused => stayed += 1,
+        }
+        (0..400).for_each(|_| world.step());
+        assert_eq!(world.nodes[1].router.coming(), 0, "{what}");
+        assert!(client.come(&mut world, 2), "{what}");
+        client.take_all(&mut world);
+        client.check(&world, &what);
+    }
+    assert!(came > 0 && stayed > 0, "{came} {stayed}");
+}
+
+#[test]
+fn who_takes_nobody_in_gets_no_session_and_the_next_one_does_at_once() {
     let mut world = World::new();
     let mut client = Client::begin(&mut world);
     (0..30).for_each(|_| world.publish());
-    // One of the two takes nobody in.
+    // One of the two takes nobody in, and says so.
     world.nodes[1].router.refuse_clients(true);
+    let begun = world.now;
     empty(&mut world, "one takes nothing");
     assert_eq!(world.sessions(), [2]);
+    let took = world.now.saturating_duration_since(begun);
+    assert!(took < Duration::from_millis(1_900), "it was waited for: {took:?}");
     world.nodes[1].router.refuse_clients(false);
     assert!(client.come(&mut world, 1));
     client.take_all(&mut world);
     client.check(&world, "the next one");
+}
+
+#[test]
+fn a_session_of_whom_nobody_can_tell_what_he_may_do_stays_where_it_is() {
+    for (node, standing) in [(1, Standing::Unsure as fn(_) -> _), (2, Standing::Gone)] {
+        let mut world = World::new();
+        Client::begin(&mut world);
+        let access = Access::new(Identity::Anonymous, Place { index: Some(0), bind: "192.0.2.1:1884".into() }, None);
+        world.nodes[0].router.session("mover").unwrap().set_access(Some(Arc::new(access)));
+        // The other one is not asked.
+        world.nodes[3 - node].router.refuse_clients(true);
+        world.nodes[node].router.judge_by(Box::new(move |access| standing(Arc::new(access.shut_out()))));
+        world.nodes[0].router.give_sessions_away(true);
+        (0..1_000).for_each(|_| world.step());
+        assert_eq!(world.sessions(), [0], "{node}");
+    }
+}
+
+#[test]
+fn who_is_to_leave_itself_is_offered_nothing() {
+    let mut world = World::new();
+    Client::begin(&mut world);
+    world.nodes[1].router.set_leaving(true);
+    (0..100).for_each(|_| world.step());
+    assert_eq!(world.nodes[0].router.takers(), [id(2)]);
+    world.nodes[2].router.set_leaving(true);
+    (0..100).for_each(|_| world.step());
+    world.nodes[0].router.give_sessions_away(true);
+    (0..1_000).for_each(|_| world.step());
+    assert_eq!((world.nodes[0].router.takers(), world.sessions()), (vec![], vec![0]));
+    world.nodes[1].router.set_leaving(false);
+    empty(&mut world, "one takes sessions again");
+    assert_eq!(world.sessions(), [1]);
 }
 
 #[test]

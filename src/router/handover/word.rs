@@ -103,7 +103,7 @@ pub(super) enum Word<'a> {
     Gone,
     /// Answers Release.
     Released,
-    /// The session, which it has by the claim with this stamp, is to be had, without its client. Names no move: who takes it begins one.
+    /// The session, which it has by the claim with this stamp, is to be had, without its client. The number names no move: who takes it begins one with another, who does not says No to this.
     Offer {
         stamp: u64,
         client_id: &'a str,

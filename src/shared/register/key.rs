@@ -16,6 +16,7 @@ const BRIDGE: u8 = 16;
 const LOG: u8 = 20;
 const ASK_DEALT: u8 = 21;
 const DEALT: u8 = 22;
+const LEAVING: u8 = 23;
 
 /// Set in the kind of a key that is taken out.
 const REMOVED: u8 = 0x80;
@@ -39,6 +40,8 @@ pub enum Key {
     AskDealt,
     /// A lane of another's log.
     Dealt(OriginLane),
+    /// The broker is drained: it takes no clients and no sessions.
+    Leaving,
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
 }
@@ -113,6 +116,7 @@ impl Key {
             Self::Log => LOG,
             Self::AskDealt => ASK_DEALT,
             Self::Dealt(_) => DEALT,
+            Self::Leaving => LEAVING,
             Self::Unknown(kind, _) => *kind,
         }
     }
@@ -120,7 +124,7 @@ impl Key {
     fn put_bytes(&self, out: &mut Vec<u8>) {
         match self {
             Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => put_block(out, text.as_bytes()),
-            Self::Everything | Self::Log | Self::AskDealt => put_block(out, &[]),
+            Self::Everything | Self::Log | Self::AskDealt | Self::Leaving => put_block(out, &[]),
             Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
             Self::Dealt(OriginLane { origin, log, lane }) => {
                 put_block(out, &[&origin.0.to_be_bytes()[..], &log.0.to_be_bytes(), &[lane.0]].concat());
@@ -133,7 +137,7 @@ impl Key {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => text.len(),
-            Self::Everything | Self::Log | Self::AskDealt => 0,
+            Self::Everything | Self::Log | Self::AskDealt | Self::Leaving => 0,
             Self::Echo(_) => size_of::<u64>(),
             Self::Dealt(_) => 2 * size_of::<u64>() + 1,
             Self::Unknown(_, bytes) => bytes.len(),
@@ -151,6 +155,7 @@ impl Key {
             LOG if bytes.is_empty() => Self::Log,
             ASK_DEALT if bytes.is_empty() => Self::AskDealt,
             DEALT => Self::Dealt(read_origin_lane(bytes)?),
+            LEAVING if bytes.is_empty() => Self::Leaving,
             _ => Self::Unknown(kind, bytes.into()),
         })
     }
@@ -192,7 +197,9 @@ impl Value {
             Key::Log => bytes.try_into().ok().map(|bytes| Self::Log(LogId(u64::from_be_bytes(bytes)))),
             Key::Dealt(_) => read_dealt(bytes).ok().map(Self::Dealt),
             Key::AskDealt if bytes == [1] => Some(Self::Urgent),
-            Key::Everything | Key::AskDealt | Key::Filter(_) | Key::Unknown(..) => bytes.is_empty().then_some(Self::Present),
+            Key::Everything | Key::AskDealt | Key::Leaving | Key::Filter(_) | Key::Unknown(..) => {
+                bytes.is_empty().then_some(Self::Present)
+            }
         };
         known.unwrap_or_else(|| Self::Unknown(bytes.into()))
     }

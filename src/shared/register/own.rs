@@ -165,6 +165,14 @@ impl Register {
         });
     }
 
+    /// This broker is drained, or no longer.
+    pub fn tell_leaving(&self, is_leaving: bool) {
+        self.change(|pending| match is_leaving {
+            true => pending.put(Key::Leaving, Value::Present),
+            false => pending.remove(Key::Leaving),
+        });
+    }
+
     /// So far this broker has dealt with a lane of another's log.
     pub fn tell_dealt(&self, stream: OriginLane, sequence: u64) {
         self.change(|pending| {
