@@ -190,6 +190,11 @@ impl Lane {
         (!self.reliable || !self.is_new(now)) && self.born_at.is_some_and(|born_at| is_older(age_ms, born_at, now))
     }
 
+    /// Whether `stream` is what this broker said at QoS 0 in an earlier life: whoever is here now was not there, or has had it, however long it took on its way.
+    pub(super) fn is_former(&self, stream: &Stream) -> bool {
+        !self.reliable && stream.key().0 == self.own.key().0
+    }
+
     /// Whether what is `age_ms` old was published while this broker was down: then it is owed to the sessions that it had, and to no others.
     pub(super) fn is_from_absence(&self, age_ms: u64, now: Instant) -> bool {
         self.resumed && is_older(age_ms, self.started_at, now)

@@ -280,7 +280,7 @@ impl LaneReceiver {
             return Err(LaneError::Hole { origin: stream.key().0, prev: block.prev, cover });
         }
         *heard = now;
-        if stream.is_outlived() {
+        if stream.is_outlived() || lane.is_former(stream) {
             // Behind a cut they were left over; what their broker said after its restart may have come on another way already.
             lane.skip_to(stream, last, now);
             counters.messages_outlived.add(count);

@@ -752,7 +752,7 @@ fn what_is_left_of_an_earlier_life_is_dropped_at_qos_0_and_owed_else() {
     let now = start();
     let mut pair = Pair::new(Broker::new(1, now), Broker::new(2, now));
     pair.open(now);
-    let mut say = |log: u64, first: u64, qos: QoS| {
+    let mut say = |(origin, log): (u64, u64), first: u64, qos: QoS| {
         let payload = format!("{log}-{first}");
         let (mut body, mut bytes) = (Vec::new(), Vec::new());
         let payload = payload.as_bytes();
@@ -767,23 +767,25 @@ fn what_is_left_of_an_earlier_life_is_dropped_at_qos_0_and_owed_else() {
             picks: Default::default(),
         };
         lane::put_message(&mut body, 0, &message, false);
-        lane::put_origin(&mut bytes, 0, BrokerId(5), LogId(log));
+        lane::put_origin(&mut bytes, 0, BrokerId(origin), LogId(log));
         lane::put_messages_head(&mut bytes, &Block { alias: 0, prev: first - 1, hops: 1, age_ms: 0, first, body: &body });
         bytes.extend_from_slice(&body);
         let lane = if qos == QoS::AtMostOnce { 0 } else { usize::from(LANES_PER_CLASS) };
         pair.down.receivers[lane].receive(&bytes, now, &mut pair.parent.inbox, &mut Vec::new()).unwrap();
     };
     for qos in [QoS::AtMostOnce, QoS::AtLeastOnce] {
-        say(7, 1, qos);
-        say(6, 1, qos);
+        say((5, 7), 1, qos);
+        say((5, 6), 1, qos);
     }
     pair.parent.replication.log_begun(BrokerId(5), LogId(6));
     for qos in [QoS::AtMostOnce, QoS::AtLeastOnce] {
-        say(7, 2, qos);
-        say(6, 2, qos);
+        say((5, 7), 2, qos);
+        say((5, 6), 2, qos);
+        // Its own.
+        say((2, 9), 1, qos);
     }
-    assert_eq!(pair.parent.got(), ["7-1", "6-1", "7-1", "6-1", "6-2", "7-2", "6-2"]);
-    assert_eq!(pair.parent.counters().messages_outlived.value(), 1);
+    assert_eq!(pair.parent.got(), ["7-1", "6-1", "7-1", "6-1", "6-2", "7-2", "6-2", "9-1"]);
+    assert_eq!(pair.parent.counters().messages_outlived.value(), 2);
     let ring = &pair.parent.replication.lane(LaneId(0)).unwrap().ring;
     assert_eq!(ring.next() - ring.tail(), 3, "nor is it passed on");
 }
