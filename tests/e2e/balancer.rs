@@ -64,7 +64,8 @@ impl Balancer {
             let mut child = command.spawn().unwrap();
             let is_up = wait_for("HAProxy", || match child.try_wait().unwrap() {
                 Some(_) => Some(false),
-                None => TcpStream::connect(plain).is_ok().then_some(true),
+                // Its runtime interface comes last.
+                None => (TcpStream::connect(plain).is_ok() && UnixStream::connect(&socket).is_ok()).then_some(true),
             });
             if is_up {
                 return Self { child, plain, secure, socket };
