@@ -5,8 +5,9 @@
 //! Invariants: what is signed is built anew from the names that it may carry, never copied from what was asked for. Serial numbers are
 //! random. Nothing is written over but by a renewal or a new revocation list, and these appear whole or not at all. Keys have mode 0600.
 
-use std::fs::File;
-use std::io::Write;
+mod files;
+mod summary;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ use time::OffsetDateTime;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{ExtendedKeyUsage, GeneralName, ParsedExtension};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Name};
+
+pub use self::files::{Replacement, write_new};
+pub use self::summary::{Summary, inspect};
 
 use super::identity::{DIAL_NAME, Identity, IdentityError, check_name};
 use crate::clock;
@@ -511,58 +515,6 @@ fn is_of_broker(usage: &ExtendedKeyUsage<'_>) -> bool {
     !more.contains(&true) && usage.other.is_empty()
 }
 
-/// What `certs show` tells of one certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary {
-    /// The subject, as text.
-    pub subject: String,
-    /// Who signed it, as text.
-    pub issuer: String,
-    /// Its number among those of its issuer.
-    pub serial: Serial,
-    /// Mesh and broker, where it is a broker's.
-    pub identity: Option<Identity>,
-    /// Whether it may sign others.
-    pub authority: bool,
-    /// Every subject alternative name, as `DNS:x`, `URI:x`, `IP:x`.
-    pub sans: Vec<String>,
-    /// From when until when.
-    pub validity: Validity,
-    /// Whole days left; negative once expired.
-    pub days_left: i64,
-}
-
-/// Every certificate in a PEM text.
-///
-/// # Errors
-/// Where there is none, or one cannot be read.
-pub fn inspect(pem: &str) -> Result<Vec<Summary>, PkiError> {
-    let found: Vec<_> =
-        CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(|_| PkiError::NoCertificate)?;
-    if found.is_empty() {
-        return Err(PkiError::NoCertificate);
-    }
-    found.iter().map(summary).collect()
-}
-
-fn summary(der: &CertificateDer<'_>) -> Result<Summary, PkiError> {
-    let parsed = parse(der)?;
-    let names = parsed.subject_alternative_name().map_err(|error| IdentityError::Unreadable(error.to_string()))?;
-    let sans = names.iter().flat_map(|n| &n.value.general_names).map(name_text);
-    let validity = Validity::of(&parsed);
-    let left = i128::from(validity.not_after.as_secs()) - i128::from(clock::unix_time().as_secs());
-    Ok(Summary {
-        subject: parsed.subject().to_string(),
-        issuer: parsed.issuer().to_string(),
-        serial: Serial::from_bytes(parsed.raw_serial()),
-        identity: Identity::of_certificate(der).ok(),
-        authority: parsed.is_ca(),
-        sans: sans.collect(),
-        validity,
-        days_left: i64::try_from(left.div_euclid(86_400)).unwrap_or(i64::MAX),
-    })
-}
-
 fn name_text(name: &GeneralName<'_>) -> String {
     match name {
         GeneralName::DNSName(name) => format!("DNS:{name}"),
@@ -593,91 +545,6 @@ fn parse_san(san: &str) -> Result<SanType, PkiError> {
     let refused = || PkiError::San(san.to_owned());
     rustls::pki_types::DnsName::try_from(san.strip_prefix("*.").unwrap_or(san)).map_err(|_| refused())?;
     Ok(SanType::DnsName(san.try_into().map_err(|_| refused())?))
-}
-
-/// Writes a file that must not be there.
-///
-/// # Errors
-/// [`PkiError::Exists`], or why it cannot be written.
-pub fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
-    create(path, mode)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|source| at_file(path, source, PkiError::Exists(path.to_owned())))
-}
-
-fn create(path: &Path, mode: u32) -> std::io::Result<File> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
-    #[cfg(not(unix))]
-    let _ = mode;
-    options.open(path)
-}
-
-fn at_file(path: &Path, source: std::io::Error, exists: PkiError) -> PkiError {
-    match source.kind() {
-        std::io::ErrorKind::AlreadyExists => exists,
-        _ => PkiError::File { path: path.to_owned(), source },
-    }
-}
-
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-/// A file that is about to take the place of another, whole. While it is there as `PATH.new`, nobody else replaces the same file.
-#[derive(Debug)]
-pub struct Replacement {
-    path: PathBuf,
-    unfinished: PathBuf,
-    is_finished: bool,
-    file: File,
-}
-
-impl Replacement {
-    /// Begins to replace `path`, which need not be there.
-    ///
-    /// # Errors
-    /// [`PkiError::Busy`] if somebody else has begun to; why it cannot be written.
-    pub fn begin(path: &Path, mode: u32) -> Result<Self, PkiError> {
-        let unfinished = beside(path, ".new");
-        let file = create(&unfinished, mode).map_err(|source| at_file(&unfinished, source, PkiError::Busy(unfinished.clone())))?;
-        Ok(Self { path: path.to_owned(), unfinished, is_finished: false, file })
-    }
-
-    /// Keeps what `path` is now as `PATH.old`.
-    ///
-    /// # Errors
-    /// Why it cannot be copied.
-    pub fn keep_old(&self) -> Result<(), PkiError> {
-        let copied = std::fs::copy(&self.path, beside(&self.path, ".old"));
-        copied.map(drop).map_err(|source| PkiError::File { path: self.path.clone(), source })
-    }
-
-    /// Puts `text` in the place of `path`.
-    ///
-    /// # Errors
-    /// Why it cannot be written; `path` is what it was then.
-    pub fn finish(mut self, text: &str) -> Result<(), PkiError> {
-        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_all());
-        written
-            .and_then(|()| std::fs::rename(&self.unfinished, &self.path))
-            .map_err(|source| PkiError::File { path: self.path.clone(), source })?;
-        self.is_finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for Replacement {
-    fn drop(&mut self) {
-        // Of one that was finished nothing is left, and what has its name by now is somebody else's.
-        if !self.is_finished {
-            let _ = std::fs::remove_file(&self.unfinished);
-        }
-    }
 }
 
 #[cfg(test)]
