@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Every interleaving of a few steps. Run with `RUSTFLAGS="--cfg loom" cargo test --no-default-features --lib --release loom`.
+    /// Every interleaving of a few steps. Run with `RUSTFLAGS="--cfg loom" cargo test --manifest-path loom/Cargo.toml --release`.
     #[cfg(loom)]
     mod loom_models {
         use std::future::poll_fn;

@@ -6,8 +6,6 @@ pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(super) use atomic_waker::AtomicWaker;
 #[cfg(loom)]
-pub(super) use loom::sync::MutexGuard;
-#[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(super) use modelled::{AtomicWaker, Mutex, Slot, spin};
