@@ -25,7 +25,7 @@ use lanes::linked;
 use mqtt_st_quic::auth::{Place, Policy};
 use mqtt_st_quic::codec::QoS;
 use mqtt_st_quic::config::SharedStrategy;
-use mqtt_st_quic::connection::{self, Address, Logins, Peer, Rates, Terms, Transport};
+use mqtt_st_quic::connection::{self, Address, Logins, Peer, Rates, Stream, Terms, Transport};
 use mqtt_st_quic::metrics::Metrics;
 use mqtt_st_quic::replication::{LocalBatch, MeshMessage};
 use mqtt_st_quic::router::{Router, RouterLimits};
@@ -145,7 +145,7 @@ impl Broker {
         let (router, terms) = (Arc::clone(&self.router), Arc::clone(&self.terms));
         mqtt_st_quic::task::spawn("client", async move {
             let peer = Peer { address: Address::Unix, proxy: None, transport: Transport::Plain, identity: None };
-            let client = connection::admit(stream, peer, router, terms).await.unwrap();
+            let client = connection::admit(Stream::new(stream), peer, router, terms).await.unwrap();
             Measured(Box::pin(client.serve())).await;
         });
         // MQTT 3.1.1, Clean Session, no keep alive.

@@ -19,9 +19,9 @@ use crate::codec::{
     self, Connect, ConnectProperties, Disconnect, DisconnectProperties, Packet, PacketId, ProtocolVersion, QoS, ReasonCode,
     RetainHandling, Subscribe, SubscribeFilter, SubscribeProperties, SubscriptionOptions, Unsubscribe, UnsubscribeProperties,
 };
-use crate::connection::{self, Address, Client, Logins, Peer, Rates, Terms, Transport};
+use crate::connection::{self, Address, Client, Logins, Peer, Rates, Stream, Terms, Transport};
 use crate::limits::PACKET_BYTES_MAX;
-use crate::router::{Batch, Passing, Router};
+use crate::router::{Batch, Router};
 use crate::session::Subscriber;
 
 /// What the pipe holds each way, bytes.
@@ -71,7 +71,7 @@ pub(super) struct Local {
 /// The session has its bridge.
 pub(super) struct Joined {
     /// To be served for as long as it lasts.
-    pub(super) client: Box<Client<DuplexStream>>,
+    pub(super) client: Box<Client>,
     /// What the bridge reads and writes; the CONNACK is yet to come.
     pub(super) pipe: DuplexStream,
     /// What the bridge says first: to what it subscribes, and to what no longer.
@@ -118,16 +118,6 @@ impl Local {
     /// Whether there is a session.
     pub(super) fn is_there(&self) -> bool {
         self.session().is_some()
-    }
-
-    /// Whether it is on its way to or from another broker.
-    pub(super) fn is_moving(&self) -> bool {
-        self.session().is_some_and(|session| session.is_moving())
-    }
-
-    /// Says where it goes when this broker leaves, or comes from.
-    pub(super) fn pass(&self, passing: Option<Passing>) {
-        self.router.pass_bridge(&self.client_id, passing);
     }
 
     fn session(&self) -> Option<Arc<Subscriber>> {
@@ -220,7 +210,7 @@ impl Local {
         Ok(Joined { client, pipe, first })
     }
 
-    async fn connect(&self, room: Room) -> Result<(Box<Client<DuplexStream>>, DuplexStream), LocalError> {
+    async fn connect(&self, room: Room) -> Result<(Box<Client>, DuplexStream), LocalError> {
         let (near, mut far) = tokio::io::duplex(PIPE_BYTES);
         let properties = ConnectProperties {
             session_expiry_seconds: (!self.is_clean).then_some(u32::MAX),
@@ -244,7 +234,7 @@ impl Local {
         // The pipe has room for the longest client id.
         far.write_all(&packet).await.map_err(|_| LocalError::Closed)?;
         let peer = Peer { address: Address::Bridge, proxy: None, transport: Transport::Plain, identity: None };
-        match connection::admit(near, peer, Arc::clone(&self.router), Arc::clone(&self.terms)).await {
+        match connection::admit(Stream::new(near), peer, Arc::clone(&self.router), Arc::clone(&self.terms)).await {
             Some(client) => Ok((client, far)),
             None => Err(refusal(far).await),
         }

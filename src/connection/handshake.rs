@@ -6,13 +6,13 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::held::Barrier;
 use super::io::with_worker;
 use super::login::Found;
 use super::reauthentication::Reauthentication;
-use super::{Peer, Terms};
+use super::{Peer, Stream, Terms};
 use crate::auth::{Claim, Identity, Policy, Record, SCRAM_SHA_256, Scram};
 use crate::clock;
 use crate::codec::{
@@ -65,10 +65,7 @@ pub(super) enum Refused {
 }
 
 /// Reads the CONNECT and opens the session. The CONNACK of success is in the session's outbox; that of a refusal is written.
-pub(super) async fn accept<S>(stream: &mut S, peer: &Peer, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+pub(super) async fn accept(stream: &mut Stream, peer: &Peer, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused> {
     let mut bytes = Vec::new();
     let accepted = match read_connect(stream, &mut bytes, router, terms).await {
         Err(refused) => Err(refused),
@@ -85,12 +82,7 @@ where
 
 /// Reads until `bytes` begins with a whole CONNECT, and next to nothing of what comes behind it: that is read as the client's rates allow. Memory
 /// grows with what arrives, and where it becomes scarce meanwhile, a large CONNECT comes too late.
-async fn read_connect<S: AsyncRead + Unpin>(
-    stream: &mut S,
-    bytes: &mut Vec<u8>,
-    router: &Router,
-    terms: &Terms,
-) -> Result<(), Refused> {
+async fn read_connect(stream: &mut Stream, bytes: &mut Vec<u8>, router: &Router, terms: &Terms) -> Result<(), Refused> {
     loop {
         let missing = codec::frame_length(bytes)?.unwrap_or(0).saturating_sub(bytes.len());
         let most = missing.max(PACED_READ_BYTES_LEAST) as u64;
@@ -106,10 +98,7 @@ async fn read_connect<S: AsyncRead + Unpin>(
 }
 
 /// Finds out who the client is, and opens its session if it may come in.
-async fn let_in<S>(stream: &mut S, bytes: &[u8], peer: &Peer, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn let_in(stream: &mut Stream, bytes: &[u8], peer: &Peer, router: &Arc<Router>, terms: &Terms) -> Result<Accepted, Refused> {
     let Some((connect, length)) = codec::decode_connect(bytes, CONNECT_BYTES_MAX)? else { return Err(Refused::Closed) };
     router.metrics().connects.add(1);
     check_open(&connect, router)?;
@@ -171,8 +160,8 @@ struct Proven {
 }
 
 /// A client that is at the door.
-struct Guest<'a, S> {
-    stream: &'a mut S,
+struct Guest<'a> {
+    stream: &'a mut Stream,
     /// What it has sent behind its CONNECT.
     rest: Vec<u8>,
     connect: &'a Connect<'a>,
@@ -180,7 +169,7 @@ struct Guest<'a, S> {
     terms: &'a Terms,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Guest<'_, S> {
+impl Guest<'_> {
     async fn authenticate(&mut self, policy: &Policy) -> Result<Proven, Refused> {
         let since = clock::now();
         if let Some(method) = self.connect.properties.authentication_method {

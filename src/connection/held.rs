@@ -186,7 +186,7 @@ mod tests {
     use crate::auth::{Place, Policy};
     use crate::codec::{PacketId, QoS};
     use crate::config::SharedStrategy;
-    use crate::connection::{Address, Logins, Peer, Rates, Terms, Transport, admit};
+    use crate::connection::{Address, Logins, Peer, Rates, Stream, Terms, Transport, admit};
     use crate::router::RouterLimits;
     use crate::session::{Change, OutboundLimits, StoredMessage, Subscriber, SubscriberId, Writes};
     use crate::{clock, task};
@@ -270,7 +270,7 @@ mod tests {
         let peer = Peer { address: Address::Unix, proxy: None, transport: Transport::Plain, identity: None };
         let (ours, mut client) = tokio::io::duplex(64 * 1024);
         client.write_all(b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x00\x00\x02me").await.unwrap();
-        let admitted = admit(ours, peer, Arc::clone(&router), terms).await.unwrap();
+        let admitted = admit(Stream::new(ours), peer, Arc::clone(&router), terms).await.unwrap();
         let served = task::spawn("client", async move { admitted.serve().await });
         let mut answer = [0; 4];
         client.read_exact(&mut answer).await.unwrap();

@@ -4,7 +4,7 @@
 //! batch ([`packets`]), what waits in the outbox is one write ([`io`]). Nothing crosses a channel or a thread for a message; while the client is
 //! idle no buffer is held and no timer runs (keep alive is the router's).
 //!
-//! It is generic over the byte stream: whatever accepts clients hands one over.
+//! What carries the bytes ([`Stream`]) is handed over by whatever accepts clients.
 
 mod handshake;
 mod held;
@@ -14,6 +14,7 @@ mod pace;
 mod packets;
 mod peer;
 mod reauthentication;
+mod stream;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,11 +24,12 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 pub use self::handshake::await_predecessors;
 pub use self::login::Logins;
 pub use self::pace::{Meter, Rates};
+pub use self::stream::{Carrier, Stream};
 
 use self::handshake::Accepted;
 use self::held::{Barrier, Held};
@@ -80,10 +82,7 @@ pub struct Terms {
 
 /// Reads the CONNECT and opens the session. The caller bounds the time that it may take. `None`: the client was refused and, where it can
 /// understand that, told so.
-pub async fn admit<S>(mut stream: S, peer: Peer, router: Arc<Router>, terms: Arc<Terms>) -> Option<Box<Client<S>>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send,
-{
+pub async fn admit(mut stream: Stream, peer: Peer, router: Arc<Router>, terms: Arc<Terms>) -> Option<Box<Client>> {
     match handshake::accept(&mut stream, &peer, &router, &terms).await {
         Ok(accepted) => {
             let Peer { transport, .. } = peer;
@@ -101,7 +100,7 @@ where
 }
 
 /// Lets the client read what was written last.
-async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+async fn linger(stream: &mut Stream) {
     let drain = async {
         stream.shutdown().await?;
         let mut sink = [0; 1024];
@@ -174,8 +173,8 @@ fn says_goodbye(mut bytes: &[u8], version: ProtocolVersion, packet_bytes_max: u3
 
 /// One connected client.
 #[derive(Debug)]
-pub struct Client<S> {
-    stream: S,
+pub struct Client {
+    stream: Stream,
     peer: Peer,
     router: Arc<Router>,
     connection: Connection,
@@ -219,8 +218,15 @@ pub struct Client<S> {
     ending: Option<End>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
-    fn new(stream: S, peer: Peer, router: Arc<Router>, terms: Arc<Terms>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
+impl Client {
+    fn new(
+        stream: Stream,
+        peer: Peer,
+        router: Arc<Router>,
+        terms: Arc<Terms>,
+        accepted: Accepted,
+        pace: Option<Box<Pace>>,
+    ) -> Self {
         router.metrics().clients.change(1);
         Self {
             stream,
@@ -694,7 +700,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 }
 
-impl<S> Client<S> {
+impl Client {
     /// The DISCONNECT with which we end the connection.
     fn put_last_packet(&mut self, reason: ReasonCode) {
         let mut properties = DisconnectProperties::default();
@@ -753,7 +759,7 @@ impl Closer {
 }
 
 /// A task that is aborted still tells the router.
-impl<S> Drop for Client<S> {
+impl Drop for Client {
     fn drop(&mut self) {
         self.router.metrics().clients.change(-1);
         self.finish(Farewell::Lost, None);

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::io::Scratch;
 use super::{Client, Fault};
@@ -67,7 +66,7 @@ fn check_filters<'a>(mut filters: impl Iterator<Item = &'a str>) -> Result<(), F
     })
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+impl Client {
     pub(super) fn handle(&mut self, packet: &Packet<'_>, scratch: &mut Scratch, now: Instant) -> Result<(), Fault> {
         match packet {
             Packet::Publish(publish) => self.publish(publish, scratch, now),

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::io::Scratch;
 use super::{Client, Fault};
@@ -25,7 +24,7 @@ impl Reauthentication {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+impl Client {
     pub(super) fn authenticate_anew(&mut self, auth: &Auth<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
         // Only with the method of CONNECT [MQTT-4.12.1-1], and where there was one [MQTT-4.12.0-7].
         let Some(state) = &mut self.reauthentication else { return Err(Fault::Close(ReasonCode::ProtocolError)) };

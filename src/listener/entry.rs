@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
 use super::admission::Handshake;
 use super::door::{Door, Remembered, Shown};
@@ -18,7 +17,8 @@ use super::open::Open;
 use super::tls::Credentials;
 use super::websocket::{self, UpgradeError};
 use crate::clock;
-use crate::connection::{self, Address, Client, Peer, Terms, Transport};
+use crate::config::Protocol;
+use crate::connection::{self, Address, Client, Peer, Stream, Terms, Transport};
 use crate::proxy::{self, Header, Progress, ProxyError, Version};
 use crate::router::Router;
 
@@ -46,7 +46,7 @@ enum Refused {
 }
 
 /// A client that is through, with what it has shown.
-type Entered<S> = (Box<Client<S>>, Option<Shown>);
+type Entered = (Box<Client>, Option<Shown>);
 
 /// What a connection keeps for as long as it is served.
 struct Kept {
@@ -68,10 +68,7 @@ pub(super) struct Entry {
 
 /// Goes the way in, then serves who came. The memory of the way is given back before that: it is longer than all that follows, and so is what it was given, which
 /// would otherwise stay with the connection for as long as that lives.
-async fn serve<S>(way: Pin<Box<impl Future<Output = Option<(Box<Client<S>>, Kept)>>>>)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn serve(way: Pin<Box<impl Future<Output = Option<(Box<Client>, Kept)>>>>) {
     let entered = way.await;
     if let Some((client, kept)) = entered {
         client.serve().await;
@@ -97,70 +94,32 @@ impl Entry {
         })
     }
 
-    /// MQTT as it is.
-    pub(super) fn plain<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(
-        self,
-        mut stream: S,
-        from: Address,
-    ) -> impl Future<Output = ()> {
+    /// MQTT over `stream`: as it is, over TLS, over WebSocket, or over both.
+    pub(super) fn stream(self, stream: Stream, from: Address) -> impl Future<Output = ()> {
         serve(Box::pin(async move {
-            let entered = self.within(async {
-                let peer = self.peer(&mut stream, from, Transport::Plain).await?;
-                self.admit(stream, peer, None).await
-            });
-            let entered = entered.await;
+            let entered = self.within(self.come_in(stream, from)).await;
             self.end(from, entered)
         }))
     }
 
-    /// MQTT over TLS.
-    pub(super) fn tls<S: AsyncRead + AsyncWrite + Unpin + Send + Sync>(
-        self,
-        mut stream: S,
-        from: Address,
-    ) -> impl Future<Output = ()> {
-        serve(Box::pin(async move {
-            let entered = self.within(async {
-                let mut peer = self.peer(&mut stream, from, Transport::Tls).await?;
-                let (stream, shown) = self.secure(stream, &mut peer).await?;
-                self.admit(stream, peer, shown).await
-            });
-            let entered = entered.await;
-            self.end(from, entered)
-        }))
-    }
-
-    /// MQTT over WebSocket.
-    pub(super) fn websocket<S>(self, mut stream: S, from: Address) -> impl Future<Output = ()>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
-    {
-        serve(Box::pin(async move {
-            let entered = self.within(async {
-                let peer = self.peer(&mut stream, from, Transport::WebSocket).await?;
-                let stream = websocket::accept(stream, &self.door.websocket).await?;
-                self.admit(stream, peer, None).await
-            });
-            let entered = entered.await;
-            self.end(from, entered)
-        }))
-    }
-
-    /// MQTT over WebSocket over TLS.
-    pub(super) fn secure_websocket<S>(self, mut stream: S, from: Address) -> impl Future<Output = ()>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
-    {
-        serve(Box::pin(async move {
-            let entered = self.within(async {
-                let mut peer = self.peer(&mut stream, from, Transport::SecureWebSocket).await?;
-                let (stream, shown) = self.secure(stream, &mut peer).await?;
-                let stream = websocket::accept(stream, &self.door.websocket).await?;
-                self.admit(stream, peer, shown).await
-            });
-            let entered = entered.await;
-            self.end(from, entered)
-        }))
+    async fn come_in(&self, mut stream: Stream, from: Address) -> Result<Entered, Refused> {
+        let is_websocket = self.door.protocol == Protocol::WebSockets;
+        let transport = match (is_websocket, self.door.is_secure()) {
+            (false, false) => Transport::Plain,
+            (false, true) => Transport::Tls,
+            (true, false) => Transport::WebSocket,
+            (true, true) => Transport::SecureWebSocket,
+        };
+        let mut peer = self.peer(&mut stream, from, transport).await?;
+        let mut shown = None;
+        if self.door.is_secure() {
+            // In a box: it is large, and most clients come without it.
+            (stream, shown) = Box::pin(self.secure(stream, &mut peer)).await?;
+        }
+        if is_websocket {
+            stream = Stream::new(websocket::accept(stream, &self.door.websocket).await?);
+        }
+        self.admit(stream, peer, shown).await
     }
 
     /// MQTT over the first bidirectional stream that the client opens; there is no other.
@@ -177,7 +136,7 @@ impl Entry {
                     _ => None,
                 };
                 let (sending, receiving) = connection.accept_bi().await?;
-                let entered = self.admit(tokio::io::join(receiving, sending), peer, shown).await?;
+                let entered = self.admit(Stream::new(tokio::io::join(receiving, sending)), peer, shown).await?;
                 Ok((entered, connection))
             });
             let entered = entered.await;
@@ -188,7 +147,7 @@ impl Entry {
     }
 
     /// Who is at the other end of `stream`, as far as addresses tell. Reads the PROXY header where one is to come.
-    async fn peer<S: AsyncRead + Unpin>(&self, stream: &mut S, from: Address, transport: Transport) -> Result<Peer, Refused> {
+    async fn peer(&self, stream: &mut Stream, from: Address, transport: Transport) -> Result<Peer, Refused> {
         let mut peer = Peer { address: from, proxy: None, transport, identity: None };
         if let Some(version) = self.door.proxy {
             let Header { source, common_name } = read_header(stream, version).await?;
@@ -202,31 +161,22 @@ impl Entry {
     }
 
     /// Speaks TLS on `stream`.
-    async fn secure<S>(&self, stream: S, peer: &mut Peer) -> Result<(TlsStream<S>, Option<Shown>), Refused>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    async fn secure(&self, stream: Stream, peer: &mut Peer) -> Result<(Stream, Option<Shown>), Refused> {
         let Some(credentials) = self.door.credentials() else { return Err(Refused::Io(io::ErrorKind::Unsupported.into())) };
         let stream = TlsAcceptor::from(credentials.server()).accept(stream).await.map_err(Refused::Tls)?;
         let chain = stream.get_ref().1.peer_certificates().map(|chain| chain.iter().map(|one| one.clone().into_owned()).collect());
         let shown = chain.map(|chain| identify(peer, credentials, chain)).transpose()?;
-        Ok((stream, shown))
+        Ok((Stream::new(stream), shown))
     }
 
     /// Reads the CONNECT.
-    async fn admit<S>(&self, stream: S, peer: Peer, shown: Option<Shown>) -> Result<Entered<S>, Refused>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + Sync,
-    {
+    async fn admit(&self, stream: Stream, peer: Peer, shown: Option<Shown>) -> Result<Entered, Refused> {
         let client = connection::admit(stream, peer, Arc::clone(&self.router), Arc::clone(&self.terms)).await;
         client.map(|client| (client, shown)).ok_or(Refused::Told)
     }
 
     /// Ends the way in: the client is to be served, and what comes with it is to be kept meanwhile.
-    fn end<S>(self, from: Address, entered: Result<Entered<S>, Refused>) -> Option<(Box<Client<S>>, Kept)>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    fn end(self, from: Address, entered: Result<Entered, Refused>) -> Option<(Box<Client>, Kept)> {
         match entered {
             Ok((client, shown)) => {
                 let remembered = shown.map(|shown| self.door.remember(shown, client.closer()));
@@ -269,7 +219,7 @@ fn chain_of_identity(identity: Box<dyn Any>) -> Option<Vec<CertificateDer<'stati
 }
 
 /// Reads a PROXY header and not a byte more.
-async fn read_header<S: AsyncRead + Unpin>(stream: &mut S, version: Version) -> Result<Header, Refused> {
+async fn read_header(stream: &mut Stream, version: Version) -> Result<Header, Refused> {
     let mut bytes = Vec::new();
     let mut piece = [0; proxy::HEADER_BYTES_MAX];
     loop {
@@ -287,8 +237,6 @@ async fn read_header<S: AsyncRead + Unpin>(stream: &mut S, version: Version) -> 
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpStream;
-
     use super::*;
     use crate::session::Subscriber;
 
@@ -299,11 +247,10 @@ mod tests {
     /// Each connection has one of these, idle or not.
     #[test]
     fn what_an_idle_client_takes_is_known() {
-        type Way = (Entry, TcpStream, Address);
+        type Way = (Entry, Stream, Address);
         let sizes = [
-            ("task", future_bytes(|(entry, stream, from): Way| entry.plain(stream, from)), 144),
-            ("task of TLS", future_bytes(|(entry, stream, from): Way| entry.tls(stream, from)), 144),
-            ("client", size_of::<Client<TcpStream>>(), 512),
+            ("task", future_bytes(|(entry, stream, from): Way| entry.stream(stream, from)), 144),
+            ("client", size_of::<Client>(), 512),
             ("subscriber", size_of::<Subscriber>(), 576),
         ];
         for (what, bytes, bytes_max) in sizes {

@@ -196,12 +196,7 @@ impl Accepting {
         }
         let handshake = self.admission.accepted(turn, &self.router);
         let entry = self.entry(handshake);
-        match (self.door.protocol, self.door.is_secure()) {
-            (Protocol::WebSockets, false) => self.connections.spawn(entry.websocket(stream, from)),
-            (Protocol::WebSockets, true) => self.connections.spawn(entry.secure_websocket(stream, from)),
-            (Protocol::Mqtt | Protocol::Quic, false) => self.connections.spawn(entry.plain(stream, from)),
-            (Protocol::Mqtt | Protocol::Quic, true) => self.connections.spawn(entry.tls(stream, from)),
-        }
+        self.connections.spawn(entry.stream(stream.into(), from));
     }
 
     async fn quic(mut self, endpoint: quinn::Endpoint) {

@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use crate::connection::Address;
+use crate::connection::{Address, Stream};
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 4_096;
@@ -25,7 +24,7 @@ const UDP_BUFFER_BYTES: usize = 4 * 1024 * 1024;
 
 /// A socket that yields streams.
 pub(super) trait Acceptor: Send + Sync + 'static {
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + Sync + 'static;
+    type Stream: Into<Stream> + Send;
 
     /// The next client. Nothing is lost when the future is dropped.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Address)>> + Send;

@@ -14,6 +14,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
+use crate::connection::Stream;
 use crate::websocket::frame::{self, CloseCode, Decoder, End, Opcode};
 use crate::websocket::upgrade::{self, Answer, Rules};
 
@@ -56,7 +57,7 @@ pub(super) struct WebSocket<S> {
 }
 
 /// Reads the request and answers it.
-pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, rules: &Rules) -> Result<WebSocket<S>, UpgradeError> {
+pub(super) async fn accept(mut stream: Stream, rules: &Rules) -> Result<WebSocket<Stream>, UpgradeError> {
     let mut request = Vec::new();
     loop {
         if stream.read_buf(&mut request).await? == 0 {
