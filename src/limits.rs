@@ -235,7 +235,7 @@ pub const FILL_BYTES: u64 = 256 * 1024;
 pub const FILLS_AT_ONCE: usize = 4;
 /// Origins of which one lane of a link is given such at once because its far side asks; what is beyond is asked again.
 pub const FILLS_MAX: usize = 64;
-/// Where nobody answers for so long it is lost.
+/// Whom nobody answers for so long keeps no other question waiting; and what is asked for a neighbour's sake is given up.
 pub const FILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Answers that wait for one lane of a link; what is beyond is asked again.
 pub const ANSWERS_MAX: usize = 16 * 1024;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::own::Safe;
 use super::pull::Held;
@@ -25,6 +25,9 @@ pub(super) struct Stream {
     cover: AtomicU64,
     /// Nothing up to here is promised to be in the ring.
     floor: AtomicU64,
+    /// When the newest of that was published, in milliseconds from `known_since` on.
+    floor_ms: AtomicU64,
+    known_since: Instant,
     /// The cover that this broker joined at: what it never gets of the ids up to here is no loss to it.
     joined_at: AtomicU64,
     /// Ids up to here were dealt with in an earlier life of this broker: they are passed on to whoever lacks them, and not delivered again.
@@ -57,6 +60,8 @@ impl Stream {
             id,
             cover,
             floor,
+            floor_ms: AtomicU64::new(0),
+            known_since: now,
             joined_at,
             dealt_with: 0,
             delivered: AtomicBool::new(false),
@@ -103,6 +108,11 @@ impl Stream {
 
     pub(super) fn floor(&self) -> u64 {
         self.floor.load(Ordering::Acquire)
+    }
+
+    /// Milliseconds since the newest of what the ring no longer has was published; less where that is longer ago than anything is known of it.
+    pub(super) fn floor_age_ms(&self, now: Instant) -> u64 {
+        millis(now.saturating_duration_since(self.known_since)).saturating_sub(self.floor_ms.load(Ordering::Acquire))
     }
 
     pub(super) fn joined_at(&self) -> u64 {
@@ -215,6 +225,10 @@ pub(super) struct Block {
     pub(super) content: Content,
 }
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[derive(Debug)]
 pub(super) enum Content {
     /// As on the wire: [`crate::frame::lane::Messages`].
@@ -231,8 +245,7 @@ impl Block {
 
     /// Milliseconds since the origin published it, spent in brokers.
     pub(super) fn age_ms(&self, now: Instant) -> u64 {
-        let here = now.saturating_duration_since(self.appended_at).as_millis();
-        self.age_ms.saturating_add(u64::try_from(here).unwrap_or(u64::MAX))
+        self.age_ms.saturating_add(millis(now.saturating_duration_since(self.appended_at)))
     }
 }
 
@@ -250,6 +263,9 @@ impl Entry for Block {
     }
 
     fn retire(&self) {
-        self.stream.raise_floor(self.last);
+        let stream = &self.stream;
+        let published_ms = millis(self.appended_at.saturating_duration_since(stream.known_since)).saturating_sub(self.age_ms);
+        stream.floor_ms.fetch_max(published_ms, Ordering::AcqRel);
+        stream.raise_floor(self.last);
     }
 }

@@ -23,6 +23,8 @@ pub struct Counters {
     pub gaps_sent: Counter,
     /// QoS 1 and 2: blocks that our ring no longer had, fetched from others for a neighbour that lacked them.
     pub blocks_filled: Counter,
+    /// QoS 1 and 2: parts of answers to such questions that said something of what this broker has itself.
+    pub fills_refused: Counter,
     /// QoS 0: how often a link was so slow that the ring overtook it.
     pub laps: Counter,
     /// Blocks not passed on because they have come as many links as is allowed.

@@ -2,20 +2,21 @@
 //!
 //! A broker whose ring holds less than its neighbours' cannot give one that was away all that it lacks. Instead of telling a gap it asks where the origin-lane comes
 //! from (FILL), a bounded piece at a time; who is asked answers out of its ring (FILLED), and asks on for what that does not reach, at last the origin, which alone
-//! says that ids are lost. What comes is for the far side alone: it enters no ring and no cover of ours. Meanwhile nothing of that origin-lane goes over the port
-//! out of the ring, so that order holds; then the port's cursor goes through the ring once more.
+//! says that ids are lost. What comes is for the far side alone: it enters no ring and no cover of ours. Meanwhile the port's cursor passes over that origin-lane, so
+//! that order holds; what it passed is given from the ring behind what was fetched, until the cursor is reached.
 //!
-//! Invariants: a port waits for what came of [`FILLS_AT_ONCE`] ranges at most, of each [`FILL_BYTES`] and a block; what others ask for is bounded by [`FILLS_MAX`]. Where
-//! nobody answers for [`FILL_PATIENCE`] it is a gap. A far side that is new to the mesh, or has never heard of the origin-lane, is told gaps as ever: it is owed
-//! nothing from before.
+//! Invariants: a port waits for what came of [`FILLS_AT_ONCE`] ranges at most, of each [`FILL_BYTES`] and a block; what others ask for is bounded by [`FILLS_MAX`]. An
+//! answer says nothing of what the asker has itself: such is refused. What would be too old to be sent is not asked for; what nobody answers for as long as
+//! subscribers here wait for messages is a gap. A far side that is new to the mesh is told gaps as ever: it is owed nothing from before.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::block::{Block, StreamKey};
+use super::block::{Block, Content, StreamKey};
+use super::counters::Counters;
 use super::lane::Lane;
 use crate::frame::lane::Filled;
 use crate::limits::{FILL_BYTES, FILL_PATIENCE, FILLS_AT_ONCE, FILLS_MAX, PULL_REPEAT};
@@ -30,11 +31,30 @@ pub(super) enum Purpose {
 }
 
 /// The ranges that one port's lane is to be given.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Fills {
     fills: BTreeMap<(StreamKey, Purpose), Fill>,
     /// What other ports are to be asked for: not while this one's sender is locked.
     pub(super) asks: Vec<Ask>,
+    /// How long the far side waits for what it lacks.
+    patience: Duration,
+}
+
+impl Default for Fills {
+    fn default() -> Self {
+        Self { fills: BTreeMap::new(), asks: Vec::new(), patience: FILL_PATIENCE }
+    }
+}
+
+/// Where a port stands, and what its fills hold to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The port's number.
+    pub(super) port: u64,
+    /// The position that its cursor reads next: what is there goes the usual way.
+    pub(super) reached: u64,
+    /// What is older is not sent.
+    pub(super) age_ms_max: u64,
 }
 
 /// A question to the port of that number.
@@ -47,10 +67,11 @@ pub(super) struct Ask {
     pub(super) bytes_max: u64,
 }
 
-/// The ids in `from + 1 ..= to` of one origin-lane.
+/// The ids above `from` of one origin-lane.
 #[derive(Debug)]
 struct Fill {
     from: u64,
+    /// The last that is asked for. What is lacked ends where the port's cursor stands.
     to: u64,
     /// Bytes that are still to be given; what is lacked is given whole.
     bytes_left: u64,
@@ -68,6 +89,15 @@ struct Asked {
     since: Instant,
     /// More of the answer is to come.
     is_open: bool,
+    /// No answer says anything of ids above.
+    limit: u64,
+}
+
+impl Asked {
+    /// Nobody answers: others are not kept waiting for that.
+    fn is_stale(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= FILL_PATIENCE
+    }
 }
 
 /// A part of an answer. Without a body: these ids are lost to everybody.
@@ -112,7 +142,13 @@ impl Fills {
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        self.fills.clear();
+        self.asks.clear();
+    }
+
+    /// From now on the far side waits so long for what nobody has.
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Whether the far side lacks a range of this origin-lane: then it gets nothing of it out of the ring.
@@ -120,33 +156,44 @@ impl Fills {
         !self.fills.is_empty() && self.fills.contains_key(&(key, Purpose::Lacked))
     }
 
-    /// The far side has everything up to `from`, and lacks what follows up to `to`.
-    pub(super) fn lack(&mut self, key: StreamKey, from: u64, to: u64) {
-        self.fills.entry((key, Purpose::Lacked)).or_insert_with(|| Fill::new(from, to, u64::MAX)).to = to;
+    /// The far side has everything up to `from`, and lacks what follows.
+    pub(super) fn lack(&mut self, key: StreamKey, from: u64) {
+        self.fills.entry((key, Purpose::Lacked)).or_insert_with(|| Fill::new(from, u64::MAX, u64::MAX));
     }
 
-    /// The far side asks. It asks again if it gets no answer.
+    /// The far side has everything up to `known`, from elsewhere.
+    pub(super) fn has(&mut self, key: StreamKey, known: u64) {
+        if let Some(fill) = self.fills.get_mut(&(key, Purpose::Lacked)) {
+            fill.from = fill.from.max(known);
+        }
+    }
+
+    /// The far side asks. It asks again if it gets no answer; what others are being asked for is not asked for anew.
     pub(super) fn ask(&mut self, key: StreamKey, (from, to): (u64, u64), bytes_max: u64) {
-        if self.fills.len() < FILLS_MAX || self.fills.contains_key(&(key, Purpose::Asked)) {
+        let known = self.fills.get(&(key, Purpose::Asked));
+        let is_repeat = known.is_some_and(|fill| (fill.from, fill.to) == (from, to));
+        if !is_repeat && (self.fills.len() < FILLS_MAX || known.is_some()) {
             self.fills.insert((key, Purpose::Asked), Fill::new(from, to, bytes_max.min(FILL_BYTES)));
         }
     }
 
     /// The port of that number has answered. Whether that was asked for.
-    pub(super) fn take(&mut self, port: u64, key: StreamKey, filled: &Filled<'_>, now: Instant) -> bool {
+    pub(super) fn take(&mut self, port: u64, key: StreamKey, filled: &Filled<'_>, now: Instant, counters: &Counters) -> bool {
         let purposes = [Purpose::Lacked, Purpose::Asked];
-        let fills = purposes.map(|purpose| self.fills.get_mut(&(key, purpose)).is_some_and(|fill| fill.take(port, filled, now)));
-        fills.contains(&true)
+        let mut take = |purpose| self.fills.get_mut(&(key, purpose)).is_some_and(|fill| fill.take(port, filled, now, counters));
+        purposes.map(&mut take).contains(&true)
     }
 
-    /// The next step that can be taken for the port of that number.
-    pub(super) fn next(&mut self, lane: &Lane, port: u64, now: Instant) -> Option<Next> {
-        let mut asked = self.fills.values().filter(|fill| fill.asked.is_some()).count();
-        let (mut found, asks) = (None, &mut self.asks);
+    /// The next step that can be taken.
+    pub(super) fn next(&mut self, lane: &Lane, place: Place, now: Instant) -> Option<Next> {
+        let is_asking = |fill: &Fill| fill.asked.as_ref().is_some_and(|asked| !asked.is_stale(now));
+        let mut asked = self.fills.values().filter(|fill| is_asking(fill)).count();
+        let (mut found, asks, patience) = (None, &mut self.asks, self.patience);
         for ((key, purpose), fill) in &mut self.fills {
             let (from, was_asked) = (fill.from, fill.asked.is_some());
             let may_ask = was_asked || asked < FILLS_AT_ONCE;
-            found = fill.step(lane, (*key, *purpose), port, may_ask, now, asks).map(|step| Next {
+            let patience = if *purpose == Purpose::Lacked { patience } else { FILL_PATIENCE };
+            found = fill.step(lane, (*key, *purpose), place, may_ask.then_some(patience), now, asks).map(|step| Next {
                 key: *key,
                 purpose: *purpose,
                 from,
@@ -174,10 +221,14 @@ impl Fill {
         self.from >= self.to || self.bytes_left == 0
     }
 
-    fn take(&mut self, port: u64, filled: &Filled<'_>, now: Instant) -> bool {
+    fn take(&mut self, port: u64, filled: &Filled<'_>, now: Instant, counters: &Counters) -> bool {
         let end = self.came.back().map_or(self.from, |came| came.to);
         let Some(asked) = self.asked.as_mut().filter(|asked| asked.port == port && asked.is_open) else { return false };
         let block = &filled.block;
+        if filled.to > asked.limit {
+            counters.fills_refused.add(1);
+            return false;
+        }
         if block.prev > end || filled.to <= end || self.came_bytes as u64 >= FILL_BYTES {
             return false;
         }
@@ -196,12 +247,13 @@ impl Fill {
         self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
     }
 
+    /// `patience`: how long it is asked for; none where it may not be yet.
     fn step(
         &mut self,
         lane: &Lane,
         (key, purpose): (StreamKey, Purpose),
-        port: u64,
-        may_ask: bool,
+        place: Place,
+        patience: Option<Duration>,
         now: Instant,
         asks: &mut Vec<Ask>,
     ) -> Option<Step> {
@@ -215,36 +267,45 @@ impl Fill {
             return Some(Step::Came(came));
         }
         let Some(stream) = lane.known_stream(&key) else { return Some(Step::Over(self.from)) };
+        let is_own = Arc::ptr_eq(&stream, &lane.own);
         let block = lane.next_block(&stream, self.from);
         // Whatever the ring gives up is below the floor by then.
-        let floor = stream.floor().min(self.to);
+        let (mut floor, mut age_ms) = (stream.floor(), stream.floor_age_ms(now));
+        // What was lost on its way here others may have.
+        let lost = block.as_ref().filter(|block| !is_own && matches!(block.content, Content::Lost));
+        if let Some(lost) = lost {
+            (floor, age_ms) = (floor.max(lost.last), lost.age_ms(now));
+        }
+        floor = floor.min(self.to);
         if floor <= self.from {
             self.asked = None;
-            let Some(block) = block else { return Some(Step::Over(self.from)) };
+            let is_due = |block: &Arc<Block>| purpose == Purpose::Asked || block.position < place.reached;
+            let Some(block) = block.filter(is_due) else { return Some(Step::Over(self.from)) };
             self.give(block.last, block.messages().len());
             return Some(Step::Block(block));
         }
-        if Arc::ptr_eq(&stream, &lane.own) {
+        if is_own || (purpose == Purpose::Lacked && age_ms > place.age_ms_max) {
+            self.asked = None;
             self.give(floor, 0);
             return Some(Step::Lost(floor));
         }
-        if !may_ask {
-            return None;
-        }
-        let asked = self.asked.get_or_insert(Asked { port: 0, attempts: 0, at: now, since: now, is_open: false });
-        if now.saturating_duration_since(asked.since) >= FILL_PATIENCE {
+        let patience = if lost.is_some() { patience?.min(FILL_PATIENCE) } else { patience? };
+        let limit = || lane.next_block(&stream, floor).map_or(stream.cover(), |next| next.first.saturating_sub(1)).max(floor);
+        let asked = self.asked.get_or_insert(Asked { port: 0, attempts: 0, at: now, since: now, is_open: false, limit: 0 });
+        if now.saturating_duration_since(asked.since) >= patience {
             self.asked = None;
-            if purpose == Purpose::Asked {
+            if purpose == Purpose::Asked && lost.is_none() {
                 return Some(Step::Over(self.from));
             }
             self.give(floor, 0);
             return Some(Step::Lost(floor));
         }
-        if asked.is_open && now.saturating_duration_since(asked.at) < PULL_REPEAT {
+        let pause = if asked.is_stale(now) { FILL_PATIENCE } else { PULL_REPEAT };
+        if asked.is_open && now.saturating_duration_since(asked.at) < pause {
             return None;
         }
-        (asked.at, asked.is_open) = (now, true);
-        asked.port = lane.whom_to_ask(&stream, port, asked.attempts).unwrap_or(0);
+        (asked.at, asked.is_open, asked.limit) = (now, true, limit());
+        asked.port = lane.whom_to_ask(&stream, place.port, asked.attempts).unwrap_or(0);
         asked.attempts += 1;
         let bytes_max = self.bytes_left.min(FILL_BYTES);
         asks.push(Ask { port: asked.port, key, from: self.from, to: floor, bytes_max });

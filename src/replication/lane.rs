@@ -435,10 +435,10 @@ impl Lane {
         );
     }
 
-    /// Calls `visit` for every origin-lane with what the ring no longer reaches of it.
-    pub(super) fn for_each_floor(&self, mut visit: impl FnMut(StreamKey, u64)) {
-        visit(self.own.key(), self.own.floor());
-        self.streams.read().iter().for_each(|(key, stream)| visit(*key, stream.floor()));
+    /// Calls `visit` for every origin-lane.
+    pub(super) fn for_each_stream(&self, mut visit: impl FnMut(&Stream)) {
+        visit(&self.own);
+        self.streams.read().values().for_each(|stream| visit(stream));
     }
 
     /// Forgets blocks older than `age_ms_max`, and where the blocks are that the ring has forgotten. To be called once a second or so.

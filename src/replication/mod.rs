@@ -206,6 +206,18 @@ pub enum LaneError {
     /// An answer that answers nothing.
     #[error("a stub among payloads")]
     StubAsPayload,
+    /// An answer that has messages of which it does not speak.
+    #[error("messages {first} to {last} in an answer of {from} to {to}")]
+    OutsideRange {
+        /// The first message's sequence.
+        first: u64,
+        /// The last one's.
+        last: u64,
+        /// The answer speaks of what is above.
+        from: u64,
+        /// Up to here.
+        to: u64,
+    },
     /// More covers than a mesh can have origins.
     #[error("more than {0} covers in one OPEN")]
     TooManyCovers(usize),

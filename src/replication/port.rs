@@ -10,13 +10,13 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 
 use super::answer::{Answer, Answers, Frame};
 use super::block::{Block, Content, StreamKey};
-use super::fill::{Ask, Fills, Next, Purpose, Step};
+use super::fill::{Ask, Fills, Next, Place, Purpose, Step};
 use super::lane::{Cursor, Lane};
 use super::own::Deferred;
 use super::ring::{Entry, Read};
@@ -351,7 +351,7 @@ impl PortLane {
         if let Some(due) = sender.answer_due.take_if(|due| due.number == mark.number) {
             self.write_open(&mut sender, lane, &due, now);
         } else {
-            self.start_if_agreed(&mut sender, lane);
+            self.start_if_agreed(&mut sender, lane, now);
         }
         self.has_opened(sender, lane);
         self.progress();
@@ -374,6 +374,9 @@ impl PortLane {
         if sender.started {
             let far = sender.far.entry(key).or_default();
             far.known = far.known.max(known);
+            if !sender.fills.is_empty() {
+                sender.fills.has(key, known);
+            }
         }
     }
 
@@ -448,16 +451,23 @@ impl PortLane {
 
     /// The port of that number has brought a part of a range that this one's far side may lack.
     pub(super) fn take_filled(&self, port: u64, key: StreamKey, filled: &Filled<'_>, now: Instant) {
-        if self.sender.lock().fills.take(port, key, filled, now) {
+        if self.sender.lock().fills.take(port, key, filled, now, &self.replication.counters) {
             self.cursor.sleeper.wake();
         }
     }
 
-    /// Asks again for what was asked for in vain. To be called now and then.
-    pub(super) fn look_after_fills(&self) {
-        if !self.sender.lock().fills.is_empty() {
+    /// Asks again for what was asked for in vain, and gives up what was for longer than `patience`. To be called now and then.
+    pub(super) fn look_after_fills(&self, patience: Duration) {
+        let mut sender = self.sender.lock();
+        sender.fills.set_patience(patience);
+        if !sender.fills.is_empty() {
+            drop(sender);
             self.cursor.sleeper.wake();
         }
+    }
+
+    fn place(&self) -> Place {
+        Place { port: self.number, reached: self.cursor.position(), age_ms_max: self.replication.ring_age_ms() }
     }
 
     pub(super) fn replication(&self) -> &Arc<Replication> {
@@ -510,10 +520,10 @@ impl PortLane {
         lane::put_open(&mut sender.outgoing.tail, mark, mine.new, &mine.covers);
         self.stop_locked(sender);
         sender.mine = Some(mine);
-        self.start_if_agreed(sender, lane);
+        self.start_if_agreed(sender, lane, now);
     }
 
-    fn start_if_agreed(&self, sender: &mut Sender, lane: &Lane) {
+    fn start_if_agreed(&self, sender: &mut Sender, lane: &Lane, now: Instant) {
         let Sender { mine: Some(mine), theirs: Some(theirs), far, .. } = sender else { return };
         if mine.number != theirs.number {
             return;
@@ -528,7 +538,8 @@ impl PortLane {
         self.cursor.rewind(&lane.ring);
         self.cursor.set_live(true);
         sender.started = true;
-        sender.tell_floors(self, lane);
+        let is_new = sender.theirs.as_ref().is_some_and(|theirs| theirs.new);
+        sender.tell_floors(self, lane, !is_new, now);
     }
 }
 
@@ -585,7 +596,7 @@ impl Sender {
         }
         while self.outgoing.len() < goal_bytes
             && !self.fills.is_empty()
-            && let Some(next) = self.fills.next(lane, port.number, now)
+            && let Some(next) = self.fills.next(lane, port.place(), now)
         {
             self.put_fill(port, lane, &next, now);
         }
@@ -618,7 +629,8 @@ impl Sender {
                     if !lane.reliable {
                         port.replication.counters.laps.add(1);
                     }
-                    self.tell_floors(port, lane);
+                    // Whoever was new when it opened is owed what came since.
+                    self.tell_floors(port, lane, true, now);
                 }
             }
         }
@@ -670,11 +682,6 @@ impl Sender {
                 if next.purpose == Purpose::Lacked {
                     let far = self.far.entry(next.key).or_default();
                     far.known = far.known.max(*to);
-                    // What it passed meanwhile.
-                    if lane.known_stream(&next.key).is_some_and(|stream| lane.next_block(&stream, *to).is_some()) {
-                        port.cursor.rewind(&lane.ring);
-                    }
-                    self.tell_floors(port, lane);
                 }
                 return;
             }
@@ -695,18 +702,20 @@ impl Sender {
         self.outgoing.push_body(body);
     }
 
-    /// Tells the far side what it lacks and the ring no longer has.
-    fn tell_floors(&mut self, port: &PortLane, lane: &Lane) {
-        let is_owed_old = lane.reliable && self.theirs.as_ref().is_some_and(|theirs| !theirs.new);
-        lane.for_each_floor(|key, floor| {
+    /// Tells the far side what it lacks and the ring no longer has, unless it is owed that and others may have it.
+    fn tell_floors(&mut self, port: &PortLane, lane: &Lane, is_owed: bool, now: Instant) {
+        let is_owed = lane.reliable && is_owed;
+        let age_ms_max = port.replication.ring_age_ms();
+        lane.for_each_stream(|stream| {
+            let (key, floor) = (stream.key(), stream.floor());
             // What waits for the disk is here still, and comes first.
             if key == lane.own.key() && self.deferred.loses(floor) {
                 return;
             }
             let known = self.far.get(&key).map_or(0, |far| far.known);
-            if floor > known && is_owed_old && known > 0 && key != lane.own.key() {
-                self.fills.lack(key, known, floor);
-            } else if floor > known {
+            if floor > known && is_owed && key != lane.own.key() && stream.floor_age_ms(now) <= age_ms_max {
+                self.fills.lack(key, known);
+            } else if floor > known && !self.fills.holds(key) {
                 self.far.entry(key).or_default().known = floor;
                 self.put_gap(port, lane, key, known, floor);
             }

@@ -462,7 +462,7 @@ impl Lane {
         if is_delivered {
             deliver.flush();
         }
-        self.pulls.ports().iter().for_each(|port| port.look_after_fills());
+        self.pulls.ports().iter().for_each(|port| port.look_after_fills(patience));
         self.pulls.questions.lock().retain(|_, question| now.saturating_duration_since(question.asked_at) < QUESTION_LIFE);
     }
 

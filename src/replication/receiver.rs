@@ -9,7 +9,7 @@ use super::port::{Opened, PortLane};
 use super::pull::Payloads;
 use super::{Deliver, LaneError};
 use crate::codec::{self, QoS};
-use crate::frame::lane::{self, Block, Cover, Covers, Entry, FRAME_OVERHEAD_BYTES_MAX, LaneFrame, Messages, put_message};
+use crate::frame::lane::{self, Block, Cover, Covers, Entry, FRAME_OVERHEAD_BYTES_MAX, Filled, LaneFrame, Messages, put_message};
 use crate::ids::{OpenMark, OpenNumber};
 use crate::limits::{BLOCK_BYTES, OPEN_COVERS_BYTES_MAX, STREAMS_PER_LANE_MAX};
 
@@ -209,8 +209,12 @@ impl LaneReceiver {
             }
             LaneFrame::Filled(ref filled) => {
                 if let Some(stream) = self.stream(filled.block.alias)?.filter(|_| lane.reliable) {
-                    if !filled.block.body.is_empty() {
-                        survey(filled.block.first, filled.block.body, true)?;
+                    let Filled { to, block: Block { prev, first, body, .. }, .. } = *filled;
+                    if !body.is_empty() {
+                        let last = survey(first, body, true)?.last;
+                        if first <= prev || last > to {
+                            return Err(LaneError::OutsideRange { first, last, from: prev, to });
+                        }
                     }
                     lane.filled(&stream, filled, self.port_lane.number(), now);
                 }

@@ -422,6 +422,10 @@ fn what_the_ring_no_longer_reaches_is_a_gap_counted_at_both_ends() {
     flow(&end, &mut port, &mut pair.parent, later(now)).unwrap();
     port.port.answer(&mark, later(now));
     flow(&port, &mut end, &mut third, later(now)).unwrap();
+    // But where it comes from is asked before.
+    assert_eq!(third.got(), [""; 0]);
+    (pair.flow_down(later(now)).unwrap(), pair.flow_up(later(now)).unwrap());
+    flow(&port, &mut end, &mut third, later(now)).unwrap();
     assert_eq!((third.got(), third.counters().gaps_received.value()), (pair.parent.got(), 1));
 }
 
@@ -645,6 +649,15 @@ fn what_a_peer_may_not_send_closes_the_link() {
         lane::put_gap(&mut out, alias, from, 100);
         out
     };
+    let answer = |first, to, body: &[u8]| {
+        let mut out = Vec::new();
+        lane::put_origin(&mut out, 0, BrokerId(5), LogId(5));
+        let block = Block { alias: 0, prev: 4, hops: 1, age_ms: 0, first, body };
+        lane::put_filled_head(&mut out, &lane::Filled { to, is_last: true, block });
+        out.extend_from_slice(body);
+        out
+    };
+    let outside = |first, to| LaneError::OutsideRange { first, last: first, from: 4, to };
     let hole = |prev| LaneError::Hole { origin: BrokerId(5), prev, cover: 0 };
     let good = [0, 1, 1, b't', 0];
     for (bytes, expected) in [
@@ -653,6 +666,10 @@ fn what_a_peer_may_not_send_closes_the_link() {
         (block(5, 6, &good), Err(hole(5))),
         (gap(0, 5), Err(hole(5))),
         (gap(1, 0), Err(LaneError::UnknownAlias(1))),
+        (answer(5, 6, &good), Ok(())),
+        (answer(5, 6, &[]), Ok(())),
+        (answer(4, 6, &good), Err(outside(4, 6))),
+        (answer(7, 6, &good), Err(outside(7, 6))),
         (block(0, 1, &[]), Err(LaneError::EmptyBlock)),
         (block(0, 1, &[0, 0, 1, b't', 0]), Err(LaneError::WrongClass(QoS::AtMostOnce))),
         (block(0, 1, &good[..4]), Err(LaneError::Frame(FrameError::Truncated("payload")))),

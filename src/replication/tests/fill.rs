@@ -1,5 +1,6 @@
 //! What a neighbour lacks and our ring no longer has, while others' rings do.
 
+use super::super::fill::{Fills, Place};
 use super::pull::open;
 use super::*;
 use crate::limits::{FILL_BYTES, FILL_PATIENCE, FILLS_AT_ONCE, FILLS_MAX, PULL_REPEAT};
@@ -155,6 +156,100 @@ fn where_nobody_answers_it_is_a_gap_after_some_time() {
 }
 
 #[test]
+fn where_subscribers_wait_for_messages_a_neighbour_does_too() {
+    let (start, now) = (start(), later(start()));
+    let mut line = after_a_cut(vec![Broker::new(1, start), small(2, start), Broker::new(3, start)], 40, now);
+    line.cut(0);
+    line.settle(now);
+    let patience = 10 * FILL_PATIENCE;
+    let repeat = |line: &Line, at: Instant| line.brokers[1].replication.repeat_pulls(patience, at, &mut Inbox::default());
+    repeat(&line, now);
+    for at in [now + FILL_PATIENCE, now + 2 * FILL_PATIENCE] {
+        repeat(&line, at);
+        line.settle(at);
+        assert_eq!(line.last().got(), ["0"]);
+    }
+    line.join(0, now + 2 * FILL_PATIENCE);
+    line.settle(now + 3 * FILL_PATIENCE);
+    assert_eq!(line.last().got(), numbers(0..40));
+    assert_eq!(line.counted()[..2], [0, 0]);
+}
+
+#[test]
+fn nobody_is_asked_for_what_would_be_too_old() {
+    let (start, now) = (start(), later(start()));
+    let mut line = Line::new(vec![Broker::new(1, start), small(2, start), Broker::new(3, start)], now);
+    publish(&mut line.brokers[0], 0..1, now);
+    line.settle(now);
+    line.cut(1);
+    publish(&mut line.brokers[0], 1..40 - SMALL_RING, now);
+    line.settle(now);
+    let late = now + line.brokers[0].replication.config.ring_age + PULL_REPEAT;
+    publish(&mut line.brokers[0], 40 - SMALL_RING..40, late);
+    line.settle(late);
+    line.join(1, late);
+    line.flow_down(1, late);
+    assert_eq!(line.last().got(), [numbers(0..1), numbers(40 - SMALL_RING..40)].concat());
+    assert_eq!(line.counted(), [1, 1, 0]);
+}
+
+#[test]
+fn who_has_never_heard_of_an_origin_lane_gets_all_of_it() {
+    let (start, now) = (start(), later(start()));
+    let mut line = Line::new(vec![Broker::new(1, start), small(2, start), Broker::new(3, start)], now);
+    line.cut(1);
+    publish(&mut line.brokers[0], 0..40, now);
+    line.settle(now);
+    line.join(1, now);
+    line.settle(now);
+    assert_eq!(line.last().got(), numbers(0..40));
+    assert_eq!(line.counted(), [0, 0, 40 - SMALL_RING as u64]);
+}
+
+#[test]
+fn what_the_neighbour_gets_elsewhere_meanwhile_it_is_not_told_to_be_lost() {
+    let (start, now) = (start(), later(start()));
+    let mut line = after_a_cut(vec![Broker::new(1, start), small(2, start), Broker::new(3, start)], 40, now);
+    line.cut(0);
+    line.settle(now);
+    // The origin is its other neighbour now.
+    let [origin, _, last] = &mut line.brokers[..] else { panic!("three") };
+    let (mut up, mut down) = (End::new(last, 1, 20), End::new(origin, 3, 20));
+    open(20, (&mut up, last), (&mut down, origin), now);
+    flow(&down, &mut up, last, now).unwrap();
+    line.settle(now + FILL_PATIENCE);
+    assert_eq!(line.last().got(), numbers(0..40));
+    assert_eq!(line.counted()[0], 0);
+}
+
+#[test]
+fn what_was_lost_on_the_way_is_asked_for_of_the_origin() {
+    let (start, now) = (start(), later(start()));
+    let brokers = vec![Broker::new(1, start), small(2, start), small(3, start), Broker::new(4, start)];
+    let mut line = Line::new(brokers, now);
+    publish(&mut line.brokers[0], 0..1, now);
+    line.settle(now);
+    line.cut(1);
+    line.cut(2);
+    publish(&mut line.brokers[0], 1..20, now);
+    line.settle(now);
+    // The third is told that something is lost, and then so much comes that it has to ask for the fourth.
+    line.cut(0);
+    line.join(1, now);
+    line.settle(now);
+    let later = now + FILL_PATIENCE;
+    line.settle(later);
+    assert_eq!(line.brokers[2].counters().gaps_received.value(), 1);
+    line.join(0, later);
+    publish(&mut line.brokers[0], 20..24, later);
+    line.settle(later);
+    line.join(2, later);
+    line.settle(later);
+    assert_eq!(line.last().got(), numbers(0..24));
+    assert_eq!(line.counted()[..2], [0, 0]);
+}
+
+#[test]
 fn whoever_is_silent_is_not_asked_again_before_others() {
     let (start, now) = (start(), later(start()));
     // Nothing of what the origin says comes any more once the third is back.
@@ -168,7 +263,7 @@ fn whoever_is_silent_is_not_asked_again_before_others() {
     assert_eq!(other.got(), numbers(0..20));
     let soon = now + PULL_REPEAT;
     for at in [now, soon] {
-        line.brokers[1].replication.repeat_pulls(PULL_REPEAT, at, &mut Inbox::default());
+        line.brokers[1].replication.repeat_pulls(FILL_PATIENCE, at, &mut Inbox::default());
         line.flow_down(1, at);
         flow(&down, &mut up, &mut other, at).unwrap();
         flow(&up, &mut down, &mut line.brokers[1], at).unwrap();
@@ -180,7 +275,7 @@ fn whoever_is_silent_is_not_asked_again_before_others() {
 #[test]
 fn what_a_neighbour_asks_for_and_says_is_bounded() {
     let now = later(start());
-    let mut fills = super::super::fill::Fills::default();
+    let mut fills = Fills::default();
     let key = |origin: u64| (BrokerId(origin), LogId(1));
     let lane = Broker::new(1, now).replication;
     let lane = lane.lanes.last().unwrap();
@@ -188,7 +283,8 @@ fn what_a_neighbour_asks_for_and_says_is_bounded() {
         lane.stream(key(10 + origin), now, Duration::ZERO).unwrap().raise_floor(100);
         fills.ask(key(10 + origin), (1, 100), u64::MAX);
     }
-    assert!(fills.next(lane, 7, now).is_none());
+    let place = Place { port: 7, reached: 0, age_ms_max: u64::MAX };
+    assert!(fills.next(lane, place, now).is_none());
     assert_eq!(fills.asks.len(), FILLS_AT_ONCE);
     assert!(fills.asks.iter().all(|ask| ask.bytes_max == FILL_BYTES && (ask.from, ask.to) == (1, 100)));
     // What nobody was asked for, or does not continue what is there, or comes from elsewhere, is not taken.
@@ -197,10 +293,15 @@ fn what_a_neighbour_asks_for_and_says_is_bounded() {
         let block = Block { alias: 0, prev, hops: 1, age_ms: 0, first: to, body: &body };
         lane::Filled { to, is_last: false, block }
     };
-    let asked = fills.asks[0];
-    assert!(!fills.take(asked.port, key(9), &filled(1, 2), now));
-    assert!(!fills.take(asked.port, asked.key, &filled(2, 3), now));
-    assert!(!fills.take(asked.port + 1, asked.key, &filled(1, 2), now));
-    let taken = (1..10).take_while(|id| fills.take(asked.port, asked.key, &filled(*id, id + 1), now)).count();
+    let (asked, counters) = (fills.asks[0], Counters::default());
+    let mut take = |port, key, part: &lane::Filled<'_>| fills.take(port, key, part, now, &counters);
+    assert!(!take(asked.port, key(9), &filled(1, 2)));
+    assert!(!take(asked.port, asked.key, &filled(2, 3)));
+    assert!(!take(asked.port + 1, asked.key, &filled(1, 2)));
+    assert_eq!(counters.fills_refused.value(), 0);
+    // Nor what speaks of more than is known to be lacking.
+    assert!(!take(asked.port, asked.key, &filled(1, 101)));
+    assert_eq!(counters.fills_refused.value(), 1);
+    let taken = (1..10).take_while(|id| take(asked.port, asked.key, &filled(*id, id + 1))).count();
     assert_eq!(taken, 2, "no more waits than was asked for, and a block");
 }
