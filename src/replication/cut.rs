@@ -34,7 +34,11 @@ impl Replication {
             let lane = self.lane(stream.lane).filter(|lane| lane.reliable);
             lane.is_none_or(|lane| lane.delivered_of(&(stream.origin, stream.log)) >= cover.id)
         };
-        covers.iter().all(|(stream, cover)| has(stream, cover) || (!cover.is_live && self.is_forgotten(stream)))
+        let is_past = |stream: &OriginLane, cover: &Cover| {
+            self.is_forgotten(stream)
+                && (!cover.is_live || self.lane(stream.lane).is_some_and(|lane| lane.may_have_forgotten(stream)))
+        };
+        covers.iter().all(|(stream, cover)| has(stream, cover) || is_past(stream, cover))
     }
 
     /// Whether this log is gone: its broker is no member any more, or has another one.
@@ -45,6 +49,11 @@ impl Replication {
 }
 
 impl Lane {
+    /// Whether this log has made room for later ones of its broker: it was silent for longer than anybody's ring reaches, so all of it was here that could come.
+    fn may_have_forgotten(&self, stream: &OriginLane) -> bool {
+        self.reliable && self.known_stream(&(stream.origin, stream.log)).is_none() && self.has_many_logs_of(stream.origin)
+    }
+
     fn delivered(&self) -> Vec<(OriginLane, Cover)> {
         let own = (self.own.id(), Cover { id: self.own_last.load(Ordering::Acquire), is_live: true });
         let others = self.streams().into_iter().map(|stream| {

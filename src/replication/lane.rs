@@ -373,6 +373,11 @@ impl Lane {
         if *key == self.own.key() { Some(Arc::clone(&self.own)) } else { self.streams.read().get(key).cloned() }
     }
 
+    /// Whether as many logs of this broker are known as are kept at least: older ones may have been forgotten.
+    pub(super) fn has_many_logs_of(&self, origin: BrokerId) -> bool {
+        self.streams.read().range((origin, LogId(0))..=(origin, LogId(u64::MAX))).count() >= LOGS_PER_ORIGIN_MAX
+    }
+
     /// Of a lane of QoS 0: `origin` numbers its messages in `log` now, and in no other that is known here. What is left of those comes too late: it would
     /// come behind what was published after it.
     pub(super) fn log_begun(&self, origin: BrokerId, log: LogId) {

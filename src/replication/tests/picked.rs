@@ -239,4 +239,11 @@ fn what_is_known_from_the_disk_is_waited_for_while_its_log_may_come_back() {
     assert!(broker.replication.has_delivered(&covers), "it is no member any more");
     let live = [(stream(7), crate::replication::Cover { id: 100, is_live: true })].into();
     assert!(!broker.replication.has_delivered(&live), "whoever is in the mesh will have it");
+    // Or had it, and has forgotten it for later ones.
+    let known = broker.replication.lane(lane).unwrap();
+    for log in 0..LOGS_PER_ORIGIN_MAX as u64 {
+        assert!(!broker.replication.has_delivered(&live), "{log}");
+        known.stream((B, LogId(1_000 + log)), now, Duration::ZERO).unwrap();
+    }
+    assert!(broker.replication.has_delivered(&live));
 }
