@@ -124,6 +124,7 @@ impl Batch {
         self.variants.begin();
         self.variants.memory = memory;
         self.variants.source = None;
+        self.variants.is_late = false;
         self.picks.clear();
     }
 
@@ -235,6 +236,7 @@ impl Router {
         }
         // None gets it who was not there when it was published; of QoS 0 is none to whom it is owed.
         let is_late = matches!(ingress, Ingress::LinkAfterAbsence(_));
+        batch.variants.is_late = is_late;
         let is_owed = |target: &Target| {
             target.qos != QoS::AtMostOnce && (self.is_restored(target.subscriber.id) || target.subscriber.is_owed())
         };
@@ -476,12 +478,15 @@ impl Batch {
 
     /// One copy to one receiver; `Away` if it is not connected and `even_if_away` is not said, or nothing is kept for it.
     fn deliver(&mut self, target: &Target, message: &Message<'_>, now: Instant, even_if_away: bool) -> Outcome {
+        let mut state = target.subscriber.lock();
+        let qos = message.qos.min(target.qos);
         let delivery = Delivery {
-            qos: message.qos.min(target.qos),
+            qos,
             retain: message.retain && target.retain_as_published,
+            // What went out at QoS 1 just before a crash was not written down yet.
+            dup: self.variants.is_late && qos == QoS::AtLeastOnce && state.is_cut_off,
             subscription_ids: target.subscription_ids.as_deref().unwrap_or_default(),
         };
-        let mut state = target.subscriber.lock();
         if state.connected.is_none() && !even_if_away {
             return Outcome::Away;
         }

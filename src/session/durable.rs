@@ -146,8 +146,9 @@ impl RestoredSession {
         // Until somebody judges it, it may do nothing.
         subscriber.set_access(Some(Arc::new(Access::of_owner(&head.owner))));
         let mut state = subscriber.lock();
-        let State { epoch, outbound, inbound, durable, expiry, claimed, .. } = &mut *state;
+        let State { epoch, outbound, inbound, durable, expiry, claimed, is_cut_off, .. } = &mut *state;
         (*epoch, *expiry, *claimed) = (RESTORED_EPOCH, head.expiry, head.claim);
+        *is_cut_off = head.left_at.is_none();
         if let Some(durable) = durable {
             (durable.owner, durable.claim) = (head.owner, head.claim);
             durable.placed = entries.last().map_or(0, |(order, _)| *order);

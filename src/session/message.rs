@@ -84,6 +84,8 @@ pub struct Delivery<'a> {
     pub qos: QoS,
     /// The RETAIN flag to send [MQTT-3.3.1-12, -13].
     pub retain: bool,
+    /// The client may have had it from an earlier life of this broker, which did not write that down: the DUP flag to send [MQTT-3.3.1-1].
+    pub dup: bool,
     /// Identifiers of all matching subscriptions [MQTT-3.3.4-3].
     pub subscription_ids: &'a [u32],
 }

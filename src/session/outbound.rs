@@ -63,6 +63,8 @@ pub(super) struct Queued {
     pub(super) message: Arc<StoredMessage>,
     pub(super) qos: QoS,
     pub(super) retain: bool,
+    /// See [`Delivery::dup`].
+    dup: bool,
     pub(super) subscription_ids: Option<Arc<[u32]>>,
     /// Its name in a durable session.
     pub(super) order: Order,
@@ -74,7 +76,7 @@ impl Queued {
     pub(super) fn new(message: Arc<StoredMessage>, delivery: &Delivery<'_>) -> Self {
         let ids = delivery.subscription_ids;
         let subscription_ids = (!ids.is_empty()).then(|| Arc::from(ids));
-        Self { message, qos: delivery.qos, retain: delivery.retain, subscription_ids, order: 0, ticket: None }
+        Self { message, qos: delivery.qos, retain: delivery.retain, dup: delivery.dup, subscription_ids, order: 0, ticket: None }
     }
 
     /// As it is written down.
@@ -84,7 +86,8 @@ impl Queued {
     }
 
     pub(super) fn delivery(&self) -> Delivery<'_> {
-        Delivery { qos: self.qos, retain: self.retain, subscription_ids: self.subscription_ids.as_deref().unwrap_or_default() }
+        let subscription_ids = self.subscription_ids.as_deref().unwrap_or_default();
+        Delivery { qos: self.qos, retain: self.retain, dup: self.dup, subscription_ids }
     }
 }
 
@@ -471,7 +474,7 @@ impl Outbound {
     /// What a restarted broker has read of a session, in its order: the bounds do not count.
     pub(super) fn restore(&mut self, order: Order, entry: Entry) {
         let Entry { message, qos, retain, subscription_ids, stage } = entry;
-        let queued = Queued { message, qos, retain, subscription_ids, order, ticket: None };
+        let queued = Queued { message, qos, retain, dup: false, subscription_ids, order, ticket: None };
         let (serial, released) = match stage {
             Stage::Queued => return self.enqueue(queued),
             Stage::Published(serial) => (serial, false),
@@ -533,7 +536,7 @@ mod tests {
             expires_at: None,
             properties: Bytes::new(),
         };
-        Queued::new(Arc::new(message), &Delivery { qos, retain: false, subscription_ids: &[] })
+        Queued::new(Arc::new(message), &Delivery { qos, retain: false, dup: false, subscription_ids: &[] })
     }
 
     fn empty() -> Queued {

@@ -152,6 +152,8 @@ pub struct State {
     pub(crate) claims_above: u64,
     /// Its client had a connection elsewhere until it came here.
     pub(crate) taken_elsewhere: bool,
+    /// Its client was connected when the broker's last life ended: it may have had more than was written down.
+    pub(crate) is_cut_off: bool,
     /// Messages of QoS 0 are in the queue: as [`Outbound::qos0_waits`], where a delivery looks anyway.
     qos0_waits: bool,
     /// Where the client of the present connection is, if it is in a network; for people who look for it.
@@ -215,6 +217,7 @@ impl Subscriber {
                 claimed: 0,
                 claims_above: 0,
                 taken_elsewhere: false,
+                is_cut_off: false,
                 qos0_waits: false,
                 address: None,
                 rivalry: Rivalry::default(),
@@ -771,7 +774,7 @@ impl State {
     ) -> Outcome {
         variants.begin_stored(message);
         let ids: &[u32] = options.subscription_id.as_slice();
-        let delivery = Delivery { qos: message.qos.min(options.qos), retain: true, subscription_ids: ids };
+        let delivery = Delivery { qos: message.qos.min(options.qos), retain: true, dup: false, subscription_ids: ids };
         self.deliver(variants, writes, &message.borrow(), &delivery, now).0
     }
 

@@ -36,6 +36,8 @@ pub struct Variants {
     pub(crate) memory: Level,
     /// Whence the message is, where a session is on its way for which that matters.
     pub(crate) source: Option<Source>,
+    /// It was published before this broker was started, or while it was down.
+    pub(crate) is_late: bool,
 }
 
 /// Why a message was not appended.
@@ -88,6 +90,7 @@ impl Variants {
         packet_bytes_max: usize,
         now: Instant,
     ) -> Result<(), Unsendable> {
+        let dup = dup || delivery.dup;
         let share = message.payload.len() >= SHARE_PAYLOAD_BYTES;
         let v5 = version == ProtocolVersion::V5;
         let mut alias = outbox.aliases().map_or(Alias::None, |aliases| aliases.look_up(message.topic));

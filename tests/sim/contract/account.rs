@@ -1,7 +1,7 @@
 //! The account: what was published, who was subscribed to it, and who got it. It judges by the contract (`ARCHITECTURE.md`, "The delivery contract")
 //! what one publisher's messages may do at one subscriber.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use mqtt_st_quic::codec::QoS;
@@ -109,6 +109,8 @@ pub(super) struct Account {
     /// Who is a member of a group, with its inbox. It has no other subscriptions.
     members: BTreeMap<usize, usize>,
     clients: usize,
+    /// Groups with a member of which there were two sessions: what the one that is over had been given is lost with it.
+    torn: BTreeSet<usize>,
     /// Clients go from broker to broker.
     pub(super) wanders: bool,
     /// Copies that were second ones and may be.
@@ -219,6 +221,7 @@ impl Account {
 
     /// The client has another session.
     pub(super) fn begins_anew(&mut self, client: usize) {
+        self.torn.extend(self.members.get(&client).filter(|_| self.wanders));
         let inbox = self.inbox(client);
         inbox.present.losses += 1;
         inbox.past = inbox.present;
@@ -235,9 +238,9 @@ impl Account {
         let (message, place) = (self.messages[number], self.place(client));
         let inbox = &mut self.inboxes[place];
         // What one member had another may get, when its broker has crashed: connections of the one say nothing of the other.
-        let has_crashed = |before: Past, inbox: &Inbox| {
-            before.crashes < inbox.past.crashes || (place >= self.clients && inbox.present.crashes > 0)
-        };
+        let is_group = place >= self.clients;
+        let has_crashed =
+            |before: Past, inbox: &Inbox| before.crashes < inbox.past.crashes || (is_group && inbox.present.crashes > 0);
         let name = topic_name(message.topic);
         let asked = inbox.subscriptions.iter().any(|one| topic::matches(&one.filter, &name));
         assert!(asked, "client {client} gets message {number}, for which it never asked");
@@ -252,8 +255,13 @@ impl Account {
         let may_repeat = match qos {
             // Nobody at the one broker tells the other what a client had of it.
             QoS::AtMostOnce => is_published_twice || is_begun_anew || self.wanders,
-            // What goes with QoS 0 or 1 goes before it is safe: a broker that has crashed does not know it.
-            QoS::AtLeastOnce => is_dup || is_published_twice || is_begun_anew || has_crashed(before, inbox),
+            // What goes with QoS 0 or 1 goes before it is safe: a broker that has crashed does not know it, and says that the client may have had it. One that
+            // has the session from another broker does not know of the crash.
+            QoS::AtLeastOnce => {
+                let is_unmarked = self.wanders && has_crashed(before, inbox);
+                // Who was picked and cannot be reached may have given it to its member all the same.
+                is_group || is_dup || is_published_twice || is_begun_anew || is_unmarked
+            }
             QoS::ExactlyOnce => is_begun_anew || (before_qos < qos && has_crashed(before, inbox)),
         };
         assert!(may_repeat, "client {client} gets message {number} twice, with {qos:?} and DUP {is_dup}: {message:?}");
@@ -288,8 +296,9 @@ impl Account {
     pub(super) fn judge(&self, calm: Instant) -> Verdict {
         let mut verdict = Verdict::default();
         for (client, inbox) in self.inboxes.iter().enumerate() {
+            let is_torn = self.torn.contains(&client);
             for (number, message) in self.messages.iter().enumerate() {
-                let Some(qos) = inbox.granted(message) else { continue };
+                let Some(qos) = inbox.granted(message).filter(|_| !is_torn || message.at >= calm) else { continue };
                 let got = inbox.got.contains_key(&number);
                 if qos == QoS::AtMostOnce {
                     let is_owed = message.at >= calm && (message.qos == QoS::AtMostOnce || message.is_taken);

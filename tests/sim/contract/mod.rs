@@ -53,6 +53,7 @@ struct Sum {
     gaps: u64,
     payloads_lost: u64,
     subacks_early: u64,
+    picked_again: u64,
 }
 
 /// One run: traffic and faults, then healing, then traffic of which everybody gets everything, then quiet.
@@ -110,6 +111,7 @@ fn run_all(seeds: impl IntoIterator<Item = u64>, (plan, check): (Plan, Check)) {
         sum.gaps += counts.gaps;
         sum.payloads_lost += counts.payloads_lost;
         sum.subacks_early += counts.subacks_early;
+        sum.picked_again += counts.picked_again;
     }
     println!("{sum:?}");
     assert!(sum.owed > 0 && sum.sent > 0);
@@ -156,6 +158,9 @@ const RINGS_ARE_SMALL: (Plan, Check) = (Plan { ring_blocks: 24, ring_bytes: 40_0
 /// Some clients are members of share groups, of which each message goes to one.
 const SHARED: (Plan, Check) = (Plan { shares: true, clients: 4, ..AMPLE }, is_kept);
 
+/// They go from broker to broker besides.
+const SHARED_WANDERING: (Plan, Check) = (Plan { wanders: true, ..SHARED.0 }, is_kept);
+
 /// Clients go from broker to broker, and their sessions follow them.
 const WANDERING: (Plan, Check) = (Plan { wanders: true, ..AMPLE }, is_kept);
 
@@ -201,6 +206,11 @@ fn share_groups_get_everything_once() {
 }
 
 #[test]
+fn members_of_share_groups_go_elsewhere() {
+    runs(12, SHARED_WANDERING);
+}
+
+#[test]
 fn publishers_wait_for_slow_links() {
     runs(12, LINKS_ARE_SLOW);
 }
@@ -214,9 +224,18 @@ fn what_a_small_ring_loses_is_counted() {
 #[ignore = "minutes"]
 fn many_seeds() {
     let count = std::env::var("SEEDS").map_or(500, |seeds| seeds.parse().expect("SEEDS is a number"));
-    for kind in
-        [WANDERING, SHARED, ALL_HAVE_DISKS, SOME_HAVE_NONE, DISKS_ARE_LOST, DISKS_ARE_SLOW, A_COIN, LINKS_ARE_SLOW, RINGS_ARE_SMALL]
-    {
+    for kind in [
+        SHARED_WANDERING,
+        WANDERING,
+        SHARED,
+        ALL_HAVE_DISKS,
+        SOME_HAVE_NONE,
+        DISKS_ARE_LOST,
+        DISKS_ARE_SLOW,
+        A_COIN,
+        LINKS_ARE_SLOW,
+        RINGS_ARE_SMALL,
+    ] {
         println!("{:?}", kind.0);
         runs(count, kind);
     }

@@ -163,7 +163,11 @@ impl World {
         broker.replication.trim(now);
         let mut local = Local { delivery: &mut broker.delivery, now };
         broker.replication.repeat_pulls(PATIENCE, now, &mut local);
-        while broker.replication.share_late(now, &mut local) {}
+        while broker.replication.pick_again(now, &mut local) | broker.replication.share_late(now, &mut local) {}
+        broker.registers.own().ask_dealt(broker.replication.awaits_dealt(), false);
+        for (stream, sequence) in broker.replication.dealt(&broker.replication.interest().asked()) {
+            broker.registers.own().tell_dealt(stream, sequence);
+        }
         for (id, log) in records {
             broker.registers.met(id, now);
             broker.replication.log_begun(id, log);

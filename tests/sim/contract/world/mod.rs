@@ -379,6 +379,10 @@ impl Deliver for Local<'_> {
         self.delivery.wants(topic, picks)
     }
 
+    fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> usize {
+        self.delivery.pick_again(message, broker, may_be_same, self.now)
+    }
+
     fn share_late(&mut self, message: &MeshMessage<'_>, is_new: &mut dyn FnMut(ShareId) -> bool) {
         self.delivery.share_late(message, is_new, self.now);
     }
@@ -404,6 +408,8 @@ pub(super) struct Counts {
     pub(super) pulled: u64,
     pub(super) dropped: u64,
     pub(super) subacks_early: u64,
+    /// Messages of share groups that were picked again.
+    pub(super) picked_again: u64,
 }
 
 impl Counts {
@@ -412,6 +418,7 @@ impl Counts {
         self.gaps += counters.gaps_received.value();
         self.payloads_lost += counters.payloads_lost.value();
         self.pulled += counters.payloads_received.value();
+        self.picked_again += counters.picks_again.value();
         self.dropped += metrics.dropped_qos0.value() + metrics.dropped_queue_full.value();
         self.subacks_early += broker.replication.interest().echoes().map_or(0, |echoes| echoes.missed.value());
     }
