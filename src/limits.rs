@@ -203,6 +203,8 @@ pub const SEQUENCE_MAX: u64 = u64::MAX / 2;
 pub const OWN_POSITIONS_FORESEEN_MAX: u64 = 1 << 40;
 /// Share groups of which one message in a lane says who gets it; for more of them it goes again.
 pub const PICKS_MAX: usize = 64;
+/// What the copies of one message may take with which it goes again, bytes. Groups beyond that get none, which is counted.
+pub const PICKED_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// A message is picked anew for a share group so often at most, where nobody takes it.
 pub const PICK_ROUNDS_MAX: u8 = 7;
 /// What was picked for a broker at QoS 1 is picked again if messages have not reached it for so long.

@@ -17,9 +17,12 @@ use crate::codec::QoS;
 use crate::config::SharedStrategy;
 use crate::ids::{BrokerId, ShareId};
 use crate::interest::{Share, ShareBroker};
-use crate::limits::{PICK_ROUNDS_MAX, PICKS_MAX};
+use crate::limits::{PICK_ROUNDS_MAX, PICKED_BYTES_MAX, PICKS_MAX};
 use crate::replication::{Pick, Picks, Replication, UNDECIDED};
 use crate::session::{Message, Subscriber};
+
+/// What a page of picks and what belongs to a message take besides its payload.
+const PAGE_BYTES: usize = 4 * 1024;
 
 /// A message as its share groups are asked.
 pub(super) struct Offer<'a> {
@@ -57,10 +60,10 @@ impl Router {
                 is_given(group.id);
                 continue;
             }
-            self.picked(batch, share.id, picked.or_else(|| self.pick(share, None, offer, &[], seed)), &[]);
+            self.picked(batch, offer, share.id, picked.or_else(|| self.pick(share, None, offer, &[], seed)), &[]);
         }
         for share in elsewhere.iter().filter(|share| !offer.route.shared.iter().any(|group| group.id == share.id)) {
-            self.picked(batch, share.id, self.pick(share, None, offer, &[], seed), &[]);
+            self.picked(batch, offer, share.id, self.pick(share, None, offer, &[], seed), &[]);
         }
         // In one page, or not at all: what is not named counts as not served.
         if is_undecided && batch.picks.len() + given.len() < PICKS_MAX {
@@ -88,7 +91,7 @@ impl Router {
                 self.metrics.dropped_unshared.add(1);
                 continue;
             };
-            self.picked(batch, share.id, Some(broker), &[]);
+            self.picked(batch, offer, share.id, Some(broker), &[]);
             // In each page, so that a later life sees what was picked late.
             if batch.picks.len() % PICKS_MAX == PICKS_MAX - 1 {
                 batch.picks.push(Pick { share: UNDECIDED, broker });
@@ -120,7 +123,7 @@ impl Router {
             let share = elsewhere.iter().find(|share| share.id == pick.share).filter(|_| picks.round < PICK_ROUNDS_MAX);
             let tried: Vec<_> = std::iter::once(own).chain(picks.tried(pick.share)).collect();
             let other = share.and_then(|share| self.pick(share, None, offer, &tried, self.seed(offer)));
-            self.picked(batch, pick.share, other, &tried);
+            self.picked(batch, offer, pick.share, other, &tried);
         }
     }
 
@@ -148,15 +151,18 @@ impl Router {
             let tried: Vec<_> = Some(broker).filter(|_| !may_be_same).into_iter().collect();
             let share = elsewhere.iter().find(|share| share.id == pick.share);
             if let Some(other) = share.and_then(|share| self.pick(share, None, offer, &tried, self.seed(offer))) {
-                self.picked(batch, pick.share, Some(other), &tried);
+                self.picked(batch, offer, pick.share, Some(other), &tried);
                 placed += 1;
             }
         }
         placed
     }
 
-    fn picked(&self, batch: &mut Batch, share: ShareId, broker: Option<BrokerId>, tried: &[BrokerId]) {
-        match broker {
+    fn picked(&self, batch: &mut Batch, offer: &Offer<'_>, share: ShareId, broker: Option<BrokerId>, tried: &[BrokerId]) {
+        // Each page of picks goes with a copy of the message.
+        let pages = batch.picks.len() / PICKS_MAX;
+        let has_room = pages * (offer.message.payload.len() + PAGE_BYTES) < PICKED_BYTES_MAX;
+        match broker.filter(|_| has_room) {
             Some(broker) => {
                 self.metrics.shares_picked.add(1);
                 batch.picks.push_after(Pick { share, broker }, tried.iter().copied());

@@ -230,7 +230,8 @@ impl Router {
         }
         // One that comes over a link was acknowledged elsewhere: it is dropped for those for whom it would have to wait.
         let may_refuse = message.qos != QoS::AtMostOnce && publisher.is_some();
-        if memory == Level::Full && may_refuse && route.would_queue(message.qos, memory) {
+        let goes_elsewhere = |group| self.mesh().is_some_and(|mesh| route.goes_elsewhere(group, message.topic, mesh.interest()));
+        if memory == Level::Full && may_refuse && route.would_queue(message.qos, memory, goes_elsewhere) {
             self.metrics.refused_memory.add(1);
             return Routed::NoMemory;
         }

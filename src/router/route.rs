@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use super::share::{Chooser, SharedTargets};
 use crate::codec::QoS;
 use crate::ids::ShareId;
-use crate::interest::{Interest, Share};
+use crate::interest::{Interest, Share, ShareBroker};
 use crate::pressure::Level;
 use crate::session::{Subscriber, SubscriberId, SubscriptionOptions};
 use crate::shared::trace::Audience;
@@ -248,16 +248,23 @@ impl Route {
         Shares(shares)
     }
 
+    /// Whether a group of the topic, which is the route's, has connected members at another broker that is reached. Likewise.
+    pub(super) fn goes_elsewhere(&self, group: ShareId, topic: &str, interest: &Interest) -> bool {
+        let is_there = |broker: &ShareBroker| broker.members.connected > 0 && broker.cost.is_some();
+        self.shares(topic, interest).iter().any(|share| share.id == group && share.brokers.iter().any(is_there))
+    }
+
     /// Whether a message of QoS 1 or 2 would have to be kept on disk for somebody.
     pub(super) fn would_write(&self) -> bool {
         let mut targets = self.targets.iter().chain(self.shared.iter().flat_map(|group| &group.members));
         targets.any(|target| target.qos != QoS::AtMostOnce && target.subscriber.lock().is_durable())
     }
 
-    /// Whether a message would have to wait in somebody's queue.
-    pub(super) fn would_queue(&self, qos: QoS, memory: Level) -> bool {
+    /// Whether a message would have to wait in somebody's queue here. `goes_elsewhere`: a group has a member at another broker who takes it.
+    pub(super) fn would_queue(&self, qos: QoS, memory: Level, goes_elsewhere: impl Fn(ShareId) -> bool) -> bool {
         let waits = |target: &Target| target.subscriber.lock().would_queue(qos.min(target.qos), memory);
-        self.targets.iter().any(waits) || self.shared.iter().any(|group| group.members.iter().all(waits))
+        let group_waits = |group: &SharedTargets| group.members.iter().all(waits) && !goes_elsewhere(group.id);
+        self.targets.iter().any(waits) || self.shared.iter().any(group_waits)
     }
 
     fn len(&self) -> usize {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane, ShareId};
 use crate::interest::{Interest, Mode, Rules};
-use crate::limits::{LANES_DEFAULT, PICK_ROUNDS_MAX, RING_BLOCKS};
+use crate::limits::{LANES_DEFAULT, PICK_ROUNDS_MAX, PICKED_BYTES_MAX, PICKS_MAX, RING_BLOCKS};
 use crate::replication::{MeshMessage, Pick, PickList, ReplicationConfig};
 use crate::shared::Signature;
 use crate::shared::register::{Delta, Follow, Key, Say, ShareMembers, Value};
@@ -81,6 +81,59 @@ fn who_is_connected_here_comes_first_then_who_is_connected_elsewhere_then_who_is
     assert_eq!(publish(&mut bench, &publisher, &[]), (0, 0));
     has_members(&interest, 0, 3);
     assert_eq!(publish(&mut bench, &publisher, &[]), (0, 1));
+}
+
+#[test]
+fn where_there_is_no_memory_a_message_is_taken_that_waits_for_nobody_here() {
+    let (mut bench, interest) = bench();
+    let (publisher, _) = bench.connect("p", true, HOUR, None);
+    let (member, _) = bench.connect("m", true, HOUR, None);
+    bench.subscribe(&member, "$share/g/t");
+    bench.disconnect(&member);
+    bench.router.pressure().measured(100, 100);
+    let taken = |bench: &mut Bench| {
+        let message =
+            Message { topic: "t", payload: b"x", qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties: &[] };
+        let from = Ingress::Session(&publisher.subscriber);
+        let routed = bench.router.publish(&mut bench.batch, &mut bench.routes, &message, from, bench.now);
+        bench.router.finish(&mut bench.batch, bench.now);
+        routed
+    };
+    has_members(&interest, 0, 2);
+    assert_eq!(taken(&mut bench), Routed::NoMemory);
+    has_members(&interest, 1, 2);
+    assert_eq!(taken(&mut bench), Routed::Done);
+    interest.set_reachable(Some([].into()));
+    assert_eq!(taken(&mut bench), Routed::NoMemory);
+    assert_eq!(bench.router.mesh().unwrap().counters().messages_published.value(), 1);
+}
+
+#[test]
+fn what_one_message_takes_for_many_groups_elsewhere_is_bounded() {
+    let (mut bench, interest) = bench();
+    let (publisher, _) = bench.connect("p", true, HOUR, None);
+    let groups = 4 * PICKS_MAX + 1;
+    for group in 0..groups {
+        let members = Some(Value::Members(ShareMembers { connected: 1, away: 0 }));
+        interest.changed(A, &[(Key::Filter(format!("$share/g{group}/t").into()), members)]);
+    }
+    let mut published = |payload: &[u8]| {
+        let message = Message { topic: "t", payload, qos: QoS::AtLeastOnce, retain: false, expires_at: None, properties: &[] };
+        let counted = |bench: &Bench| {
+            let metrics = bench.router.metrics();
+            let into_mesh = bench.router.mesh().unwrap().counters().messages_published.value();
+            (into_mesh, metrics.shares_picked.value(), metrics.dropped_unshared.value())
+        };
+        let before = counted(&bench);
+        let from = Ingress::Session(&publisher.subscriber);
+        bench.router.publish(&mut bench.batch, &mut bench.routes, &message, from, bench.now);
+        bench.router.finish(&mut bench.batch, bench.now);
+        let after = counted(&bench);
+        (after.0 - before.0, after.1 - before.1, after.2 - before.2)
+    };
+    assert_eq!(published(b"x"), (5, groups as u64, 0));
+    let large = vec![0; PICKED_BYTES_MAX * 3 / 8];
+    assert_eq!(published(&large), (3, 3 * PICKS_MAX as u64, PICKS_MAX as u64 + 1));
 }
 
 #[test]
