@@ -356,14 +356,23 @@ impl Drain {
         let is_known = self.router.leaving() == 0 || bare_time >= MOVES_PATIENCE;
         let is_settled = is_bare && is_known && !self.others.serves_bridges() && course.waiting_for.is_empty();
         match (course.state, is_settled) {
-            _ if course.census.sessions > 0 => course.state = DrainState::Giving,
+            (state, _) if course.census.sessions > 0 => {
+                if state == DrainState::Empty {
+                    self.router.set_empty(false);
+                }
+                course.state = DrainState::Giving;
+            }
             (DrainState::Settling, true) => {
                 (course.state, course.empty_since) = (DrainState::Empty, Some(now));
+                self.router.set_empty(true);
                 let seconds = now.saturating_duration_since(course.begun).as_secs_f64();
                 tracing::info!(seconds, ends = course.request.ends, "drained: nothing is left");
             }
             // It is to end, and something has come.
-            (DrainState::Empty, false) if course.request.ends => course.state = DrainState::Settling,
+            (DrainState::Empty, false) if course.request.ends => {
+                self.router.set_empty(false);
+                course.state = DrainState::Settling;
+            }
             _ => {}
         }
     }

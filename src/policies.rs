@@ -101,7 +101,7 @@ impl Policies {
     /// From now on these are the bridges: the sessions of others end when they are judged, and no client is let in with an id of these.
     pub fn set_bridges(&self, config: &Config) {
         self.reserved.store(Arc::new(config.bridges.iter().map(Bridge::local_client_id).collect()));
-        self.bridges.store(Arc::new(config.bridges.iter().map(|bridge| bridge.client_id_at(config)).collect()));
+        self.bridges.store(Arc::new(config.bridges.iter().map(Bridge::local_client_id).collect()));
     }
 
     /// The client ids of bridges.

@@ -4,6 +4,8 @@
 //! it is who still has the bridge's session, then the lowest priority, then the lowest id. Who served it and is gone is waited for: its session is on its
 //! disk; so is whoever may serve it where this broker reaches nobody at all. Meanwhile the next one gathers what is published, so that it does not begin with nothing.
 //!
+//! Who leaves serves it no more, and its session, with what is in flight, goes to the next one before that begins: nothing is missed, and nothing comes twice.
+//!
 //! Pure: what the others say and whom this broker reaches goes in with the time.
 //!
 //! Invariant: among brokers that reach each other and have told each other, one serves. Those that do not reach each other, as in a partition, may
@@ -104,11 +106,24 @@ impl Election {
         turn
     }
 
-    /// This broker is to leave: another is to serve the bridge.
-    pub(super) fn resign(&mut self) -> Turn {
-        (self.claim.since_ms, self.claim.has_session) = (0, false);
+    /// This broker is to leave: another is to serve the bridge, and begins once it has the session, or this one says that it has none to give (`is_over`).
+    pub(super) fn resign(&mut self, others: &[Other], is_over: bool) -> Turn {
+        self.claim.since_ms = 0;
+        self.claim.has_session &= !is_over && !others.iter().any(|other| other.is_reachable && other.claim.has_session);
         (self.orphaned_at, self.vacant_at) = (None, None);
         Turn::Wait
+    }
+
+    /// Who is to have the session of this broker, which leaves, of those who stay.
+    pub(super) fn heir(others: &[Other], stays: impl Fn(BrokerId) -> bool) -> Option<BrokerId> {
+        let heirs = others.iter().filter(|other| other.is_reachable && stays(other.id));
+        heirs.min_by_key(|other| (other.claim.priority, other.id)).map(|other| other.id)
+    }
+
+    /// Of whom this broker may have the session, before it serves: who had it, and leaves.
+    pub(super) fn testator(&self, others: &[Other], stays: impl Fn(BrokerId) -> bool) -> Option<BrokerId> {
+        let leaves = |other: &&Other| other.is_reachable && !other.serves() && other.claim.has_session && !stays(other.id);
+        others.iter().filter(|_| self.claim.since_ms == 0).find(leaves).map(|other| other.id)
     }
 
     fn turn(&mut self, others: &[Other], now: Instant) -> Turn {
@@ -270,6 +285,44 @@ mod tests {
         let now = mesh.now();
         assert_eq!(mesh.brokers[0].election.decide(&[], false, 1, now), Wait);
         assert_eq!(mesh.pass(6, &[&[0, 1]]), [Yield, Serve]);
+    }
+
+    #[test]
+    fn who_leaves_is_followed_once_its_session_is_there_or_is_not_to_be_had() {
+        let mut mesh = Mesh::new(&[50, 100, 200]);
+        assert_eq!(mesh.pass(6, &[&[0, 1, 2]]), [Serve, Yield, Yield]);
+        let of = |id: u64, claim: BridgeClaim| Other { id: BrokerId(id), claim, is_reachable: true };
+        let claims = |mesh: &Mesh| mesh.brokers.iter().map(|one| one.election.claim).collect::<Vec<_>>();
+        let others = |mesh: &Mesh, own: usize| {
+            let others = (1..).zip(claims(mesh)).filter(|(id, _)| *id != own as u64 + 1);
+            others.map(|(id, claim)| of(id, claim)).collect::<Vec<_>>()
+        };
+        let stays = |broker: BrokerId| broker != BrokerId(1);
+        assert_eq!(Election::heir(&others(&mesh, 0), stays), Some(BrokerId(2)));
+        assert_eq!(Election::heir(&others(&mesh, 0), |_| false), None);
+        assert_eq!(mesh.brokers[1].election.testator(&others(&mesh, 1), stays), None, "it serves");
+        let those = others(&mesh, 0);
+        assert_eq!(mesh.brokers[0].election.resign(&those, false), Wait);
+        assert_eq!(mesh.brokers[1].election.testator(&others(&mesh, 1), stays), Some(BrokerId(1)));
+        assert_eq!(mesh.brokers[1].election.testator(&others(&mesh, 1), |_| true), None, "it stays");
+        // The session comes, and the first has none any more.
+        let later = |mesh: &mut Mesh, seconds: u64, index: usize| {
+            mesh.now_s += seconds;
+            let (others, now, unix_ms) = (others(mesh, index), mesh.now(), 1_000 * mesh.now_s);
+            mesh.brokers[index].election.decide(&others, false, unix_ms, now)
+        };
+        assert_eq!((later(&mut mesh, 1, 1), later(&mut mesh, 9, 1)), (Wait, Wait), "it is waited for");
+        mesh.brokers[1].election.claim.has_session = true;
+        assert_eq!(later(&mut mesh, 0, 2), Wait, "it has not");
+        let those = others(&mesh, 0);
+        assert_eq!(mesh.brokers[0].election.resign(&those, false), Wait);
+        assert!(!mesh.brokers[0].election.claim.has_session);
+        assert_eq!(later(&mut mesh, 1, 1), Serve);
+        // It cannot be had.
+        let those = others(&mesh, 1);
+        assert_eq!(mesh.brokers[1].election.resign(&those, true), Wait);
+        assert!(!mesh.brokers[1].election.claim.has_session);
+        assert!(!mesh.brokers[1].election.is_in_doubt);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::codec::{
 };
 use crate::connection::{self, Address, Client, Logins, Peer, Rates, Stream, Terms, Transport};
 use crate::limits::PACKET_BYTES_MAX;
-use crate::router::{Batch, Router};
+use crate::router::{Batch, Passing, Router};
 use crate::session::Subscriber;
 
 /// What the pipe holds each way, bytes.
@@ -118,6 +118,16 @@ impl Local {
     /// Whether there is a session.
     pub(super) fn is_there(&self) -> bool {
         self.session().is_some()
+    }
+
+    /// Whether it is on its way to or from another broker.
+    pub(super) fn is_moving(&self) -> bool {
+        self.session().is_some_and(|session| session.is_moving())
+    }
+
+    /// Says where it goes when this broker leaves, or comes from.
+    pub(super) fn pass(&self, passing: Option<Passing>) {
+        self.router.pass_bridge(&self.client_id, passing);
     }
 
     fn session(&self) -> Option<Arc<Subscriber>> {

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -46,7 +46,7 @@ use crate::codec::{PacketId, ProtocolVersion, QoS, ReasonCode};
 use crate::config::{self, Config, HostPort};
 use crate::ids::BrokerId;
 use crate::metrics::Sample;
-use crate::router::{Batch, Router};
+use crate::router::{Batch, Passing, Router};
 use crate::shared::register::{BridgeClaim, Key, Registers, Value};
 use crate::{clock, task};
 
@@ -57,6 +57,8 @@ const SUCCESS: Duration = Duration::from_secs(10);
 
 /// What a bridge needs to end, at most, when it is told something else.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
+/// So long the others wait for the session of a bridge whose broker leaves; then one of them begins without it.
+const PASS_PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at whose turn it is.
 const ELECTION_INTERVAL: Duration = Duration::from_millis(250);
 /// Whoever closes the connection so often in a row when it is told that a bridge comes does not understand that.
@@ -205,6 +207,13 @@ impl Bridges {
                     reachable: Arc::clone(reachable),
                     doubt: Arc::clone(&bridge.doubt),
                     is_leaving: Arc::clone(&self.is_leaving),
+                    router: Arc::clone(&self.router),
+                    local: Arc::clone(&bridge.local),
+                    status: Arc::clone(&bridge.status),
+                    // What is clean ends with its connection.
+                    may_pass: !one.cleansession,
+                    left_at: None,
+                    is_heir: false,
                 };
                 tasks.push(task::spawn("bridge election", candidate.run(turn)));
             }
@@ -218,10 +227,10 @@ impl Bridges {
         self.is_leaving.store(is_leaving, Ordering::Relaxed);
     }
 
-    /// Whether one is served here.
+    /// Whether one is served here still, or its session is to go to who serves it next.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.running.lock().values().any(|one| one.status.is_serving())
+        self.running.lock().values().any(|one| one.status.is_serving() || one.status.is_passing())
     }
 
     /// What is counted.
@@ -256,6 +265,14 @@ struct Candidate {
     reachable: Reachable,
     doubt: Arc<Doubt>,
     is_leaving: Arc<AtomicBool>,
+    router: Arc<Router>,
+    local: Arc<Local>,
+    status: Arc<Status>,
+    may_pass: bool,
+    /// Since when this broker is to leave; until it serves again, if that was called off.
+    left_at: Option<Instant>,
+    /// The session may come from a broker that leaves.
+    is_heir: bool,
 }
 
 /// Whether another broker may speak to the foreign one as this bridge.
@@ -276,10 +293,15 @@ impl Candidate {
             let others = self.others(&reachable);
             let is_alone = reachable.len() <= 1;
             let unix_ms = u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX);
+            let now = clock::now();
+            self.note_session(now);
             let decided = match self.is_leaving.load(Ordering::Relaxed) {
-                true => self.election.resign(),
-                false => self.election.decide(&others, is_alone, unix_ms, clock::now()),
+                true => self.resign(&others, now),
+                // Its move was not called off in time: it is waited for.
+                false if self.local.is_moving() => Turn::Wait,
+                false => self.election.decide(&others, is_alone, unix_ms, now),
             };
+            self.pass(&others);
             self.doubt.is_now.store(others.iter().any(|other| !other.is_reachable), Ordering::Relaxed);
             if std::mem::take(&mut self.election.is_in_doubt) {
                 self.doubt.has_been.store(true, Ordering::Relaxed);
@@ -298,6 +320,48 @@ impl Candidate {
             });
             tokio::time::sleep(ELECTION_INTERVAL).await;
         }
+        self.local.pass(None);
+    }
+
+    /// Sees whether the session has come here, or has gone, since this was asked last.
+    fn note_session(&mut self, now: Instant) {
+        let is_there = self.local.is_there() && !self.local.is_moving();
+        let claim = &mut self.election.claim;
+        if self.is_leaving.load(Ordering::Relaxed) {
+            self.left_at.get_or_insert(now);
+        } else if claim.since_ms > 0 {
+            self.left_at = None;
+        } else if self.left_at.is_some() {
+            claim.has_session = is_there;
+        }
+        if std::mem::take(&mut self.is_heir) && is_there {
+            claim.has_session = true;
+        }
+    }
+
+    fn resign(&mut self, others: &[Other], now: Instant) -> Turn {
+        let is_late = self.left_at.is_some_and(|at| now.saturating_duration_since(at) >= PASS_PATIENCE);
+        if is_late && self.status.is_passing() {
+            tracing::warn!(
+                bridge = self.name,
+                "no other broker has taken the bridge's session: what waits for the bridge stays here"
+            );
+        }
+        self.election.resign(others, is_late || !self.may_pass)
+    }
+
+    /// Says where the session goes to, or comes from.
+    fn pass(&mut self, others: &[Other]) {
+        let takers = self.router.takers();
+        let stays = |broker: BrokerId| takers.contains(&broker);
+        let passing = match self.is_leaving.load(Ordering::Relaxed) {
+            true => Election::heir(others, stays).filter(|_| self.election.claim.has_session).map(Passing::To),
+            false if self.local.is_there() => None,
+            false => self.election.testator(others, stays).map(Passing::From),
+        };
+        self.status.set_passing(matches!(passing, Some(Passing::To(_))));
+        self.is_heir = matches!(passing, Some(Passing::From(_)));
+        self.local.pass(passing);
     }
 
     fn others(&self, reachable: &BTreeSet<BrokerId>) -> Vec<Other> {
@@ -319,7 +383,7 @@ struct Bridge {
     notification_topic: Option<String>,
     packet_bytes_max: u32,
     topics: Topics,
-    local: Local,
+    local: Arc<Local>,
     router: Arc<Router>,
     status: Arc<Status>,
     /// Whether other brokers could take back what comes in.
@@ -346,7 +410,12 @@ impl Bridge {
             remote_client_id,
             packet_bytes_max: one.max_packet_size.unwrap_or(config.limits.max_packet_size),
             topics: Topics::new(&one.topics),
-            local: Local::new(Arc::clone(&router), one.client_id_at(config), config.limits.max_inflight_messages, one.cleansession),
+            local: Arc::new(Local::new(
+                Arc::clone(&router),
+                one.local_client_id(),
+                config.limits.max_inflight_messages,
+                one.cleansession,
+            )),
             router,
             status: Arc::new(Status::new(&one.name)),
             marks: config.mesh.is_some()

@@ -10,6 +10,7 @@ use crate::metrics::{Counter, Sample};
 pub(super) struct Status {
     name: String,
     is_serving: AtomicBool,
+    is_passing: AtomicBool,
     is_connected: AtomicBool,
     is_subscribed: AtomicBool,
     /// Times that the foreign broker has let the bridge in.
@@ -33,6 +34,7 @@ impl Status {
         Self {
             name: name.to_owned(),
             is_serving: AtomicBool::new(false),
+            is_passing: AtomicBool::new(false),
             is_connected: AtomicBool::new(false),
             is_subscribed: AtomicBool::new(false),
             connects: Counter::default(),
@@ -53,6 +55,15 @@ impl Status {
     /// Whether this broker serves the bridge.
     pub(super) fn is_serving(&self) -> bool {
         self.is_serving.load(Ordering::Relaxed)
+    }
+
+    /// Whether its session is to go to another broker.
+    pub(super) fn is_passing(&self) -> bool {
+        self.is_passing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_passing(&self, is_passing: bool) {
+        self.is_passing.store(is_passing, Ordering::Relaxed);
     }
 
     pub(super) fn set_serving(&self, is_serving: bool) {

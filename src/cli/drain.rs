@@ -165,6 +165,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_the_manifest_for_kubernetes_says_is_understood() {
+        let manifest = include_str!("../../deploy/kubernetes/statefulset.yaml");
+        let line = manifest.lines().find_map(|line| line.trim().strip_prefix("command: ")).unwrap();
+        let words: Vec<String> = serde_json::from_str(line).unwrap();
+        #[derive(clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            arguments: Arguments,
+        }
+        assert_eq!(words[..2], ["mqtt-st-quic", "drain"]);
+        let Alone { arguments } = clap::Parser::try_parse_from(&words[1..]).unwrap_or_else(|error| panic!("{error}"));
+        assert!(arguments.stay && arguments.config.is_some() && arguments.patience < Duration::from_secs(300));
+    }
+
+    #[test]
     fn rates_are_clients_a_second() {
         for (text, rate) in [("100/s", Some(100)), ("7", Some(7)), ("0", None), ("x", None), ("5/m", None), ("-1/s", None)] {
             assert_eq!(parse_rate(text).ok().map(NonZeroU32::get), rate, "{text}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Config, HostPort, units};
+use super::{HostPort, units};
 use crate::{limits, topic};
 
 /// A foreign broker, and what goes to it and comes from it.
@@ -111,17 +111,10 @@ impl Default for Bridge {
 }
 
 impl Bridge {
-    /// What the client ids of the bridge's sessions begin with, at every broker that may serve it.
+    /// The client id of the bridge's session at every broker that may serve it: each has one of its own, or has it from the one that served before.
     #[must_use]
     pub fn local_client_id(&self) -> String {
         self.local_clientid.clone().unwrap_or_else(|| format!("bridge-{}", self.name))
-    }
-
-    /// The client id of the bridge's session at the broker of `config`. In a mesh each broker has a session of its own, of which it alone decides.
-    #[must_use]
-    pub fn client_id_at(&self, config: &Config) -> String {
-        let id = self.local_client_id();
-        if config.mesh.is_some() { format!("{id}.{}", config.name) } else { id }
     }
 }
 

@@ -16,8 +16,8 @@ pub(super) struct Said {
     log: Option<LogId>,
     /// Others are to tell how far they have dealt with that, and whether clients wait for it.
     asks: Option<bool>,
-    /// It is drained.
-    is_leaving: bool,
+    /// It is drained; and whether it is empty.
+    leaving: Option<bool>,
     /// How far it has dealt with our logs.
     dealt: Dealt,
     /// The same as of its log before this one.
@@ -57,7 +57,7 @@ impl Changes<'_> {
                 }
             }
             (Key::AskDealt, value) => said.asks = value.map(|value| *value == Value::Urgent),
-            (Key::Leaving, value) => said.is_leaving = value.is_some(),
+            (Key::Leaving, value) => said.leaving = value.map(|value| *value == Value::Empty),
             (Key::Dealt(stream), Some(Value::Dealt(sequence))) if stream.origin == own => {
                 said.dealt.insert((stream.log, stream.lane), *sequence);
             }
@@ -118,13 +118,15 @@ impl Interest {
     }
 
     /// How far all members have dealt with a lane of this broker's log; without members, all the way. Who is known and has told of no log is of a version that
-    /// never will, and is not waited for.
+    /// never will, and is not waited for; nor is who was drained, empty, and is gone.
     #[must_use]
     pub fn dealt_by_all(&self, log: LogId, lane: LaneId) -> u64 {
         let known = self.known.read();
-        let dealt =
-            known.all().filter(|member| !member.is_mute()).map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0));
-        dealt.min().unwrap_or(u64::MAX)
+        let has_left = |member: &Member| {
+            member.said.leaving == Some(true) && !member.wants_something() && known.reach.cost(member.id).is_none()
+        };
+        let waited_for = known.all().filter(|member| !member.is_mute() && !has_left(member));
+        waited_for.map(|member| member.said.dealt.get(&(log, lane)).copied().unwrap_or(0)).min().unwrap_or(u64::MAX)
     }
 
     /// Members that have not dealt, as far as they have said, with all of this broker's log, which has come so far in its lanes. Whoever cannot be reached and is known to want
@@ -143,7 +145,7 @@ impl Interest {
     /// Whether a member says that it is drained.
     #[must_use]
     pub fn is_leaving(&self, member: BrokerId) -> bool {
-        self.known.read().said(member).is_some_and(|said| said.is_leaving)
+        self.known.read().said(member).is_some_and(|said| said.leaving.is_some())
     }
 
     /// Members for whom [`dealt_by_all`](Self::dealt_by_all) does not wait.
@@ -236,5 +238,32 @@ mod tests {
         assert!(interest.is_leaving(a) && !interest.is_leaving(b));
         interest.changed(a, &[(Key::Leaving, None)]);
         assert!(!interest.is_leaving(a));
+    }
+
+    #[test]
+    fn who_was_drained_and_is_gone_is_not_waited_for() {
+        let (own, a, b) = (BrokerId(1), BrokerId(2), BrokerId(3));
+        let interest = Interest::new(own, Rules::new(Mode::Interest, []));
+        let (log, lane) = (LogId(7), LaneId(5));
+        let dealt = Key::Dealt(OriginLane { origin: own, log, lane });
+        for (member, sequence) in [(a, 4), (b, 9)] {
+            interest.joined(member);
+            interest.changed(member, &[(Key::Log, Some(Value::Log(LogId(8)))), (dealt.clone(), Some(Value::Dealt(sequence)))]);
+            interest.known(member);
+        }
+        interest.set_costs([(a, 1), (b, 1)].into());
+        let stable = || interest.dealt_by_all(log, lane);
+        for (value, is_there, expected) in
+            [(Some(Value::Present), false, 4), (Some(Value::Empty), true, 4), (Some(Value::Empty), false, 9), (None, false, 4)]
+        {
+            interest.changed(a, &[(Key::Leaving, value.clone())]);
+            let reached = if is_there { [(a, 1), (b, 1)].into() } else { [(b, 1)].into() };
+            interest.set_reachable(Some(if is_there { [a, b].into() } else { [b].into() }));
+            interest.set_costs(reached);
+            assert_eq!((stable(), interest.is_leaving(a)), (expected, value.is_some()), "{value:?} {is_there}");
+        }
+        // It was in a hurry, or somebody has come to it since.
+        interest.changed(a, &[(Key::Leaving, Some(Value::Empty)), (Key::Filter("t".into()), Some(Value::Present))]);
+        assert_eq!(stable(), 4);
     }
 }

@@ -2,15 +2,17 @@
 //! other brokers ([`handover`](super::handover) moves them). In which order, and how fast, is not decided here.
 //!
 //! A session with a will that waits for its delay is left where it is until that is over: a move knows no wills, and the will would be lost. Those of bridges are the
-//! broker's own, and are neither counted nor touched.
+//! broker's own and are not counted; each goes where whoever decides on its bridge says ([`Passing`]), and to nobody else.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
+
 use super::{Batch, Router};
-use crate::auth::{Access, Standing};
+use crate::auth::{Access, Identity, Standing};
 use crate::codec::ReasonCode;
 use crate::ids::BrokerId;
 use crate::limits::HANDOVER_BYTES_MAX;
@@ -24,6 +26,17 @@ pub type Judge = Box<dyn Fn(&Access) -> Standing + Send + Sync>;
 pub(super) struct Drain {
     refuses_clients: AtomicBool,
     gives_sessions_away: AtomicBool,
+    /// By the client ids of bridges.
+    passing: Mutex<HashMap<Arc<str>, Passing>>,
+}
+
+/// Where a bridge's session goes, when its broker is to leave, or comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passing {
+    /// It is that broker's turn to serve the bridge.
+    To(BrokerId),
+    /// It is this broker's, after that one.
+    From(BrokerId),
 }
 
 /// What a broker that is drained still has.
@@ -41,6 +54,8 @@ pub(super) struct Away {
     pub(super) client_id: Arc<str>,
     /// When it ends, unless its client comes.
     pub(super) expires_at: Option<Instant>,
+    /// The only one that may have it; none: whoever takes it.
+    pub(super) to: Option<BrokerId>,
 }
 
 impl Router {
@@ -65,8 +80,17 @@ impl Router {
         if let Some(mesh) = self.mesh() {
             mesh.set_leaving(is_leaving);
         }
+        self.tell_leaving(is_leaving, false);
+    }
+
+    /// Says to other brokers that of this one, which is to leave, nothing is left: should it go nobody need wait for it; or that something has come.
+    pub fn set_empty(&self, is_empty: bool) {
+        self.tell_leaving(true, is_empty);
+    }
+
+    fn tell_leaving(&self, is_leaving: bool, is_empty: bool) {
         if let Some(registers) = self.registers() {
-            registers.own().tell_leaving(is_leaving);
+            registers.own().tell_leaving(is_leaving, is_empty);
         }
     }
 
@@ -86,6 +110,20 @@ impl Router {
         self.mesh().map(|mesh| mesh.behind()).unwrap_or_default()
     }
 
+    /// Says where the session of a bridge goes or comes from, from now on.
+    pub fn pass_bridge(&self, client_id: &str, passing: Option<Passing>) {
+        let mut all = self.drain.passing.lock();
+        match passing {
+            Some(passing) => drop(all.insert(Arc::from(client_id), passing)),
+            None => drop(all.remove(client_id)),
+        }
+    }
+
+    /// See [`Router::pass_bridge`].
+    pub(super) fn passing(&self, client_id: &str) -> Option<Passing> {
+        self.drain.passing.lock().get(client_id).copied()
+    }
+
     pub(super) fn gives_sessions_away(&self) -> bool {
         self.drain.gives_sessions_away.load(Ordering::Acquire)
     }
@@ -98,13 +136,19 @@ impl Router {
 
     /// What the owner of a session that comes without its client may do, as [`Access::owner`] told; an error where he is no user here, and where that cannot be told: nothing would be queued for
     /// him until he comes. Nobody where nobody says who clients are.
-    pub(super) fn judge_owner(&self, owner: &str) -> Result<Option<Arc<Access>>, Gone> {
+    pub(super) fn judge_owner(&self, client_id: &str, owner: &str) -> Result<Option<Arc<Access>>, Gone> {
         let access = Access::of_owner(owner);
-        let Some(judge) = self.judge.get() else { return Ok((!owner.is_empty()).then(|| Arc::new(access))) };
-        // Bridges' are their brokers' own, whoever offers one.
-        if !Self::is_claimed(Some(&access)) {
+        // Those of bridges are their brokers' own: one comes under its own name, where it is waited for.
+        let is_waited_for = matches!(self.passing(client_id), Some(Passing::From(_)));
+        let is_bridges = match access.identity() {
+            Identity::Bridge { client_id: of } if **of == *client_id => true,
+            Identity::Bridge { .. } => return Err(Gone),
+            _ => false,
+        };
+        if is_bridges != is_waited_for {
             return Err(Gone);
         }
+        let Some(judge) = self.judge.get() else { return Ok((!owner.is_empty()).then(|| Arc::new(access))) };
         match judge.0(&access) {
             Standing::Good(access) | Standing::PasswordChanged(access) => Ok(Some(access)),
             Standing::Unsure(_) | Standing::Gone(_) => Err(Gone),
@@ -161,8 +205,17 @@ impl Router {
             let is_kept = state.expiry != SessionExpiry::WithConnection && state.outbound.owed().1 <= HANDOVER_BYTES_MAX;
             is_away && is_kept && state.will.is_none() && state.parting.is_none()
         };
-        let all = self.registry.iter().filter(|entry| Self::is_claimed(entry.access().as_deref()) && may_go(entry));
-        all.map(|entry| Away { client_id: Arc::clone(entry.key()), expires_at: expiries.get(&entry.id).copied() }).collect()
+        let passing = self.drain.passing.lock().clone();
+        let goes_to = |client_id: &str, subscriber: &Subscriber| match passing.get(client_id) {
+            _ if Self::is_claimed(subscriber.access().as_deref()) => Some(None),
+            Some(Passing::To(broker)) => Some(Some(*broker)),
+            Some(Passing::From(_)) | None => None,
+        };
+        let all = self.registry.iter().filter_map(|entry| {
+            let to = goes_to(entry.key(), &entry).filter(|_| may_go(&entry))?;
+            Some(Away { client_id: Arc::clone(entry.key()), expires_at: expiries.get(&entry.id).copied(), to })
+        });
+        all.collect()
     }
 }
 

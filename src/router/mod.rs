@@ -33,7 +33,7 @@ use dashmap::DashMap;
 use parking_lot::RwLock;
 
 pub use connect::{ConnectRequest, Connection, Farewell, NoSession};
-pub use drain::{Census, Judge};
+pub use drain::{Census, Judge, Passing};
 pub use handover::{Fetch, Verdict};
 pub use publish::{Arrival, Batch, Ingress, LinkDelivery, Routed};
 pub use retained::{MeshCounts, RetainedFull, RetainedStore, Unbelievable};

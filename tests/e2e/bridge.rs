@@ -567,6 +567,55 @@ fn is_served_once(is_mosquitto: bool) {
 }
 
 #[test]
+fn the_bridge_of_a_broker_that_is_drained_goes_on_elsewhere_and_nothing_is_missed_or_comes_twice() {
+    let (site, address) = (Site::new(), free_address());
+    let _far = Foreign::start(&site, false, address);
+    let mut brokers: Vec<Broker> = Vec::new();
+    // The last is not to have it: it would not serve before the other.
+    for (name, priority) in [("a", 1), ("b", 2), ("c", 3)] {
+        site.certify("m", name, &[]);
+        let peers: Vec<_> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+        let topics = ["o/# out 2", "i/# in 2"];
+        let text = format!("{}{}", site.configuration(name, &peers), bridge(address, &topics, &format!("priority = {priority}")));
+        brokers.push(site.start(name, &text));
+    }
+    crate::mesh::settle(&brokers.iter().collect::<Vec<_>>());
+    let mut a = brokers.remove(0);
+    let (b, c) = (&brokers[0], &brokers[1]);
+    assert_eq!(serving(&[&a, b, c]).name, "a");
+    wait_for_bridge(&a);
+
+    let watcher = |name: &str, filter: &str, at: SocketAddr| {
+        let mut client = Client::connect_at(at, &Connect::new(5).id(name).resume(3_600));
+        client.subscribe(&[(filter, 2)]);
+        client
+    };
+    let (mut there, mut here) = (watcher("there", "o/#", address), watcher("here", "i/#", b.address()));
+    let (mut speaker, mut far_speaker) = (Client::new(b, 5), Client::connect_at(address, &Connect::new(5)));
+    let mut number = 0;
+    let mut speak = |times: usize| {
+        for _ in 0..times {
+            say(&mut speaker, "o/x", &number.to_string(), 2);
+            say(&mut far_speaker, "i/x", &number.to_string(), 2);
+            number += 1;
+        }
+        number
+    };
+    speak(20);
+    let _following = crate::drain::drain_in_background(&site, &a, &["--notice", "0ms"]);
+    wait_for("another broker that serves the bridge", || {
+        speak(5);
+        (metric(b, "connected") == 1 && metric(b, "subscribed") == 1).then_some(())
+    });
+    assert_eq!(a.wait().code(), Some(0));
+    let said = speak(20);
+    assert_eq!((there.take_messages(said), here.take_messages(said)), (numbers(0..said), numbers(0..said)));
+    there.expect_nothing();
+    here.expect_nothing();
+    assert_eq!((metric(b, "messages_dropped"), metric(c, "messages_dropped")), (0, 0));
+}
+
+#[test]
 fn a_mosquitto_that_bridges_to_ours_gets_nothing_back() {
     if !has_mosquitto() {
         return;

@@ -146,3 +146,24 @@ fn a_drained_broker_waits_for_a_member_that_is_away_and_needs_what_was_published
     assert!(client.connack.session_present);
     assert_eq!(client.take_messages(1), ["1"]);
 }
+
+/// A member that is down is waited for; one that has left in order is not.
+#[test]
+fn publishers_that_wait_for_all_members_do_not_wait_for_one_that_was_drained() {
+    let site = Site::new();
+    let mut brokers: Vec<Broker> = Vec::new();
+    for name in ["a", "b"] {
+        site.certify("m", name, &[]);
+        let peers: Vec<_> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+        let text = site.configuration(name, &peers).replace("subscribe_ack", "publish_ack = \"mesh\"\nsubscribe_ack");
+        brokers.push(site.start(name, &text));
+    }
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let mut publisher = Client::new(&brokers[1], 5);
+    let publish = |publisher: &mut Client| publisher.publish(Publish { topic: "t", payload: "1", qos: 1, ..Publish::default() });
+    assert!(publish(&mut publisher) < 0x80);
+    let mut a = brokers.remove(0);
+    let said = drain(&site, &a, &["--notice", "0ms"]);
+    assert_eq!((said.code, a.wait().code()), (Some(0), Some(0)), "{said:?}");
+    assert!(publish(&mut publisher) < 0x80);
+}

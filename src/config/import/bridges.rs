@@ -50,7 +50,7 @@ impl Import<'_> {
     }
 
     fn begin_connection(&mut self, line: &Line) -> Result<Connection, ImportError> {
-        let said = line.text()?;
+        let said = line.word()?;
         let good = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
         let mut name: String = said.chars().map(|letter| if good(letter) { letter } else { '-' }).take(NAME_BYTES_MAX).collect();
         if name.starts_with(['-', '.']) {

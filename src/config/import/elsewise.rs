@@ -14,6 +14,8 @@ pub(super) enum Elsewise {
     Always(bool, &'static str),
     /// A number of which 0 is as here.
     Zero(&'static str),
+    /// Not to be had, and clients would come in without it that it kept out, at whichever listener.
+    Refused(&'static str),
 }
 
 /// Where it may stand.
@@ -27,7 +29,7 @@ pub(super) enum Place {
     Plugin,
 }
 
-use Elsewise::{Always, Missing, Needless, Zero};
+use Elsewise::{Always, Missing, Needless, Refused, Zero};
 use Place::{Broker, Connection, Plugin};
 
 const CIPHERS: &str =
@@ -46,7 +48,13 @@ pub(super) const ELSEWISE: &[(&str, Place, Elsewise)] = &[
     ("check_retain_source", Broker, Always(true, "a retained message whose publisher has lost the right to it goes")),
     ("ciphers", Broker, Missing(CIPHERS)),
     ("ciphers_tls1.3", Broker, Missing(CIPHERS)),
-    ("clientid_prefixes", Broker, Missing("any client id may be used; let users in, not ids (password_file, acl_file with %c)")),
+    (
+        "clientid_prefixes",
+        Broker,
+        Refused(
+            "keeps clients out, and here any client id may be used; see that users are asked for (password_file), then take the line away",
+        ),
+    ),
     ("connection_messages", Broker, Always(false, "the log has no line for each client; /metrics and $SYS count them")),
     ("dhparamfile", Broker, Missing("key exchange is by elliptic curves only")),
     ("disable_client_cert_date_checks", Broker, Always(false, "a certificate that has expired is not good")),
@@ -65,7 +73,6 @@ pub(super) const ELSEWISE: &[(&str, Place, Elsewise)] = &[
         Missing("sessions of MQTT 3.1 and 3.1.1 are kept until their clients end them; MQTT 5 clients say for how long"),
     ),
     ("pid_file", Broker, Missing("no pid file is written; systemd and containers need none")),
-    ("proxy_protocol_v2_require_tls", Broker, Always(false, "whether the client came by TLS is the proxy's business")),
     ("psk_file", Broker, Missing("there is no TLS by pre-shared key")),
     ("retain_available", Broker, Always(true, "retained messages are supported")),
     (
@@ -77,11 +84,6 @@ pub(super) const ELSEWISE: &[(&str, Place, Elsewise)] = &[
     ("set_tcp_nodelay", Broker, Always(true, "TCP_NODELAY is always set: what belongs together is written at once")),
     ("tls_engine_kpass_sha1", Broker, Missing("keys in engines are not read")),
     ("upgrade_outgoing_qos", Broker, Always(false, "the QoS of a message is never raised")),
-    (
-        "use_username_as_clientid",
-        Broker,
-        Always(false, "client ids stay what clients say; a session belongs to its user, and no other user gets it"),
-    ),
     ("user", Broker, Missing("the broker runs as whoever starts it; start it as that user (systemd: User=)")),
     ("websockets_headers_size", Broker, Needless("the request that opens a WebSocket may have 16 KiB")),
     ("websockets_log_level", Broker, Missing("set log.filter instead")),
@@ -174,6 +176,7 @@ pub(super) const KNOWN: &[&str] = &[
     "plugin_use",
     "port",
     "protocol",
+    "proxy_protocol_v2_require_tls",
     "psk_hint",
     "queue_qos0_messages",
     "remote_clientid",
@@ -193,6 +196,7 @@ pub(super) const KNOWN: &[&str] = &[
     "try_private",
     "use_identity_as_username",
     "use_subject_as_username",
+    "use_username_as_clientid",
     "username",
     "websockets_origin",
 ];
@@ -213,6 +217,7 @@ impl Import<'_> {
             Always(_, reason) => self.leave_out(line, reason),
             Zero(reason) if line.integer()? > 0 => self.leave_out(line, reason),
             Zero(_) => self.note(line, "0 is no bound, as here"),
+            Refused(reason) => return Err(line.wrong(reason)),
         }
         Ok(true)
     }

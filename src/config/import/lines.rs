@@ -119,7 +119,8 @@ impl Line {
             None if digits.len() > 1 && digits.starts_with('0') => i64::from_str_radix(digits, 8),
             None => digits.parse(),
         };
-        let number = parsed.ok().filter(|_| digits.starts_with(|first: char| first.is_ascii_digit()));
+        // A second sign may hide behind `0x`.
+        let number = parsed.ok().filter(|number| *number >= 0 && digits.starts_with(|first: char| first.is_ascii_digit()));
         number.map(|number| number * sign).ok_or_else(|| self.wrong("is no whole number; write one"))
     }
 

@@ -24,12 +24,16 @@ pub(super) struct Listener {
     domain: Option<(Domain, Line)>,
     /// Whether port or address were said.
     is_placed: bool,
+    /// Bound to the interface `lo`, whatever address was said.
+    is_on_loopback: bool,
     /// What has a key of its own here.
     section: Section,
     tls: TlsLines,
     proxy: Option<(i64, Line)>,
+    proxy_requires_tls: Option<Line>,
+    username_as_clientid: Option<Line>,
     pub(super) security: Security,
-    /// Why it is left out as a whole.
+    /// Why it is left out as a whole; see [`Listener::shut`].
     shut: Option<(Line, &'static str)>,
 }
 
@@ -41,9 +45,12 @@ impl Default for Listener {
             host: None,
             domain: None,
             is_placed: false,
+            is_on_loopback: false,
             section: Section::default(),
             tls: TlsLines::default(),
             proxy: None,
+            proxy_requires_tls: None,
+            username_as_clientid: None,
             security: Security::default(),
             shut: None,
         }
@@ -116,6 +123,11 @@ impl Import<'_> {
                     _ => return Err(line.wrong("is none of tlsv1.1, tlsv1.2 and tlsv1.3")),
                 }
                 return Ok(true);
+            }
+            "port" | "bind_address" if scope.listener > 0 => {
+                return Err(line.wrong(
+                    "is about the default listener, and stands below another one; write it, with what else is about that, above the first `listener`",
+                ));
             }
             _ => {}
         }
@@ -248,7 +260,7 @@ impl Import<'_> {
     }
 
     /// The `[[listener]]` tables.
-    pub(super) fn listener_tables(&mut self, main: &Path, says_anonymous: bool) -> Result<Vec<Section>, ImportError> {
+    pub(super) fn listener_tables(&mut self, main: &Path, auth: &Section) -> Result<Vec<Section>, ImportError> {
         let mut all = std::mem::take(&mut self.listeners);
         // Mosquitto, too, opens the default one only where it is said, or where there is no other.
         let has_others = all.len() > 1;
@@ -264,9 +276,10 @@ impl Import<'_> {
             }
         }
         let is_local = !all.iter().any(|listener| listener.is_placed);
+        let lets_all_in = is_local && auth.value("allow_anonymous").is_none();
         let mut tables = Vec::new();
         for listener in all {
-            if let Some((line, reason)) = &listener.shut {
+            if let Some((line, reason)) = &listener.shut(auth, is_local)? {
                 self.leave_out(line, reason);
                 if let Some(first) = listener.origin.as_ref().filter(|first| first.origin != line.origin) {
                     let reason = format!("the whole listener, because of {}", line.origin);
@@ -274,7 +287,7 @@ impl Import<'_> {
                 }
                 continue;
             }
-            tables.push(self.listener_table(&listener, is_local, is_local && !says_anonymous)?);
+            tables.push(self.listener_table(&listener, is_local, lets_all_in)?);
         }
         if tables.is_empty() {
             let problem =
@@ -307,8 +320,17 @@ impl Import<'_> {
             match &listener.tls.by_identity {
                 Some(by_identity) if self.is_closed(listener) => self.leave_out(by_identity, CLOSED_TO_CERTIFICATES),
                 Some(_) if *version == 2 => table.set("proxy_identity_as_username", true.into(), &line.origin),
+                Some(by_identity) if listener.tls.certfile.is_none() => {
+                    self.note(by_identity, "has no effect: a PROXY header of version 1 says nothing of certificates");
+                }
                 _ => {}
             }
+            if let Some(by_subject) = listener.tls.by_subject.as_ref().filter(|_| *version == 2) {
+                return Err(by_subject.wrong("cannot be had with enable_proxy_protocol 2; use_identity_as_username can"));
+            }
+        }
+        if let Some(line) = &listener.proxy_requires_tls {
+            self.note(line, "has no effect without enable_proxy_protocol 2");
         }
         let rights = self.rights(&listener.security, "listener.0")?;
         table.extend(&rights);
@@ -324,11 +346,12 @@ impl Import<'_> {
         self.plugin_of_all.is_some() || !listener.security.plugins.is_empty()
     }
 
-    fn bind(&mut self, listener: &Listener, is_local: bool) -> Result<String, ImportError> {
+    fn bind(&self, listener: &Listener, is_local: bool) -> Result<String, ImportError> {
         let port = listener.port;
         let Some(line) = &listener.origin else { return Ok(format!("127.0.0.1:{port}")) };
         match (&listener.host, &listener.domain) {
             (Some(path), _) if port == 0 => Ok(format!("unix:{path}")),
+            _ if listener.is_on_loopback => Ok(format!("127.0.0.1:{port}")),
             (Some(host), _) if host == "localhost" => Ok(format!("127.0.0.1:{port}")),
             (Some(host), _) => match host.parse::<IpAddr>() {
                 Ok(IpAddr::V4(address)) => Ok(format!("{address}:{port}")),
@@ -340,11 +363,7 @@ impl Import<'_> {
             },
             (None, _) if is_local => Ok(format!("127.0.0.1:{port}")),
             (None, Some((Domain::V4, _))) => Ok(format!("0.0.0.0:{port}")),
-            (None, Some((Domain::V6, line))) => {
-                self.leave_out(line, "IPv4 clients come in, too: to keep them out bind it to an IPv6 address of this machine");
-                Ok(format!("[::]:{port}"))
-            }
-            (None, None) => Ok(format!("[::]:{port}")),
+            (None, _) => Ok(format!("[::]:{port}")),
         }
     }
 
@@ -358,7 +377,12 @@ impl Import<'_> {
                 if let Some(line) = lines.cafile.as_ref().or(lines.capath.as_ref()) {
                     return Err(line.wrong("is of no use without certfile and keyfile; write these, too, or take it away"));
                 }
-                if let Some(line) = by_name.filter(|_| listener.proxy.is_none()) {
+                let is_required = lines.requires()?;
+                if let Some(line) = by_name.filter(|_| is_required && listener.proxy.is_none()) {
+                    return Err(line.wrong("needs certfile and keyfile; write these, too, or take it away"));
+                }
+                let without_proxy = by_name.into_iter().chain(&lines.require_certificate).filter(|_| listener.proxy.is_none());
+                for line in without_proxy.chain(&lines.crlfile) {
                     self.note(line, "has no effect: the listener has no certificates");
                 }
                 return Ok(None);
@@ -367,9 +391,7 @@ impl Import<'_> {
         let mut tls = Table::new();
         tls.insert("certfile".to_owned(), certfile.text()?.into());
         tls.insert("keyfile".to_owned(), keyfile.text()?.into());
-        // Mosquitto asks for names of certificates only where there must be one.
-        let is_required = by_name.is_some() || lines.require_certificate.as_ref().map_or(Ok(false), Line::boolean)?;
-        if !is_required {
+        if !lines.requires()? {
             for line in lines.cafile.iter().chain(&lines.capath).chain(&lines.crlfile) {
                 self.note(line, "not needed: clients are not asked for certificates without require_certificate");
             }
@@ -391,6 +413,57 @@ impl Import<'_> {
 }
 
 impl Listener {
+    /// Why it is left out as a whole: something kept clients out that is not to be had here. `auth` is of all listeners.
+    fn shut(&self, auth: &Section, is_local: bool) -> Result<Option<(Line, &'static str)>, ImportError> {
+        let because = |line: &Line, reason| Ok(Some((line.clone(), reason)));
+        if let Some(shut) = &self.shut {
+            return Ok(Some(shut.clone()));
+        }
+        if let Some(line) = &self.username_as_clientid {
+            return because(
+                line,
+                "client ids stay what clients say, so that one could be any other's: ask for users (password_file), write %u for %c in acl_file, and take the line away",
+            );
+        }
+        if let Some(line) = self.proxy_requires_tls.as_ref().filter(|_| matches!(self.proxy, Some((2, _)))) {
+            return because(
+                line,
+                "whether a client came by TLS is not looked at here: see that the proxy takes no others, and take the line away",
+            );
+        }
+        if let Some((Domain::V6, line)) = self.domain.as_ref().filter(|_| self.host.is_none() && !is_local && !self.is_on_loopback)
+        {
+            return because(line, "IPv4 clients would come in, too: bind it to an IPv6 address of this machine");
+        }
+        let (tls, requires) = (&self.tls, self.tls.requires()?);
+        if tls.certfile.is_none() {
+            let says = |key: &str| auth.value(key).map(|(value, _)| value.as_bool() != Some(false));
+            let own = self.security.allow_anonymous.as_ref().map(Line::boolean).transpose()?;
+            let lets_anonymous = own.or_else(|| says("allow_anonymous")).unwrap_or(is_local);
+            let lets_others = lets_anonymous || self.security.password_file.is_some() || says("password_file").is_some();
+            return match &tls.require_certificate {
+                Some(line) if requires && self.proxy.is_some() && lets_others => because(
+                    line,
+                    "clients without a certificate would come in, too: see that the proxy takes none (HAProxy: `verify required`), and take the line away",
+                ),
+                _ => Ok(None),
+            };
+        }
+        if let Some(line) = tls.by_identity.as_ref().or(tls.by_subject.as_ref()).filter(|_| !requires) {
+            return because(
+                line,
+                "lets nobody in without require_certificate: write `require_certificate true`, too, or take it away",
+            );
+        }
+        match &tls.capath {
+            Some(line) if requires && tls.cafile.is_none() => because(
+                line,
+                "directories of authorities are not read; write their certificates into one file, and name it as cafile",
+            ),
+            _ => Ok(None),
+        }
+    }
+
     /// Lines that are about this listener only, and have a meaning here.
     fn line(&mut self, line: &Line) -> Result<bool, ImportError> {
         match line.key.as_str() {
@@ -402,7 +475,7 @@ impl Listener {
                 self.host = Some(line.word()?.to_owned());
                 self.is_placed = true;
             }
-            "bind_interface" if line.word()? == "lo" => self.host = Some("localhost".to_owned()),
+            "bind_interface" if line.word()? == "lo" => self.is_on_loopback = true,
             "bind_interface" => {
                 self.shut =
                     Some((line.clone(), "listeners are bound to addresses here, not to interfaces: write the interface's address"));
@@ -449,14 +522,21 @@ impl Listener {
             "tls_engine" => self.shut = Some((line.clone(), "keys in engines are not read; write the key in a PEM file")),
             "tls_keyform" if line.word()? == "pem" => {}
             "tls_keyform" => self.shut = Some((line.clone(), "keys in engines are not read; write the key in a PEM file")),
-            _ => return self.tls.line(line, &mut self.shut),
+            "proxy_protocol_v2_require_tls" => self.proxy_requires_tls = line.boolean()?.then(|| line.clone()),
+            "use_username_as_clientid" => self.username_as_clientid = line.boolean()?.then(|| line.clone()),
+            _ => return self.tls.line(line),
         }
         Ok(true)
     }
 }
 
 impl TlsLines {
-    fn line(&mut self, line: &Line, shut: &mut Option<(Line, &'static str)>) -> Result<bool, ImportError> {
+    /// Whether there is nobody without a certificate.
+    fn requires(&self) -> Result<bool, ImportError> {
+        self.require_certificate.as_ref().map_or(Ok(false), Line::boolean)
+    }
+
+    fn line(&mut self, line: &Line) -> Result<bool, ImportError> {
         let place = match line.key.as_str() {
             "certfile" => &mut self.certfile,
             "keyfile" => &mut self.keyfile,
@@ -478,17 +558,6 @@ impl TlsLines {
                 line.text()?;
                 *place = Some(line.clone());
             }
-        }
-        let asks = self.by_identity.is_some()
-            || self.by_subject.is_some()
-            || self.require_certificate.as_ref().map_or(Ok(false), Line::boolean)?;
-        if let Some(capath) = self.capath.as_ref().filter(|_| asks && self.cafile.is_none()) {
-            *shut = Some((
-                capath.clone(),
-                "directories of authorities are not read; write their certificates into one file, and name it as cafile",
-            ));
-        } else if shut.as_ref().is_some_and(|(line, _)| line.key == "capath") {
-            *shut = None;
         }
         Ok(true)
     }

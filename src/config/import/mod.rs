@@ -9,8 +9,8 @@
 //! | `text` | the tables, as they are written |
 //!
 //! Invariants:
-//! * **What is left out never lets anybody do more than the file did.** A listener whose protection cannot be had here (pre-shared keys, a mount point) is
-//!   left out whole; where a plug-in decided who may do what, nobody comes in until somebody has said who may.
+//! * **What is left out never lets anybody in, or at a topic, whom the file kept out.** A listener whose protection cannot be had here (pre-shared keys, a mount point, client ids that
+//!   are user names) is left out whole; where a plug-in decided who may do what, nobody comes in until somebody has said who may; what kept clients out everywhere stops the import.
 //! * What is given is a configuration that [`Sources::load`](super::Sources::load) takes. Of what nobody has said our defaults hold, but for what crosses a network: a listener
 //!   and a bridge do what Mosquitto's do.
 //! * No file, no clock: [`Files`] are the caller's.
@@ -320,6 +320,8 @@ impl<'a> Import<'a> {
     }
 
     fn log_dest(&mut self, line: &Line) -> Result<(), ImportError> {
+        // Of `none` and others what is said last counts.
+        self.log_dest_none = None;
         match line.word()? {
             "stderr" => self.note(line, "the log goes to stderr in any case"),
             "none" => self.log_dest_none = Some(line.origin.clone()),
@@ -374,8 +376,7 @@ impl<'a> Import<'a> {
     fn finish(mut self, main: &Path) -> Result<Imported, ImportError> {
         let log = self.log();
         let auth = self.auth()?;
-        let says_anonymous = auth.value("allow_anonymous").is_some();
-        let listeners = self.listener_tables(main, says_anonymous)?;
+        let listeners = self.listener_tables(main, &auth)?;
         let bridges = self.bridge_tables()?;
         let mut toml = format!(
             "# Imported from {}. `mqtt-st-quic config check` says whether a broker can start with it.\n",

@@ -53,7 +53,6 @@ const EVERY_VARIABLE: &[(&str, &str)] = &[
     ("", "autosave_interval 60"),
     ("", "autosave_on_changes true"),
     ("", "check_retain_source false"),
-    ("", "clientid_prefixes secure-"),
     ("", "connection_messages false"),
     ("", "log_dest syslog"),
     ("", "log_dest stdout"),
@@ -98,8 +97,8 @@ const EVERY_VARIABLE: &[(&str, &str)] = &[
     ("", "port 1884"),
     ("listener 1\n", "protocol websockets"),
     ("listener 1\n", "socket_domain ipv4"),
-    ("listener 1\n", "socket_domain ipv6"),
-    ("listener 1\n", "use_username_as_clientid true"),
+    ("listener 2\nlistener 1\n", "socket_domain ipv6"),
+    ("listener 2\nlistener 1\n", "use_username_as_clientid true"),
     ("", "websockets_log_level 1"),
     ("", "websockets_headers_size 2048"),
     (TLS, "cafile /ca"),
@@ -115,8 +114,8 @@ const EVERY_VARIABLE: &[(&str, &str)] = &[
     (TLS, "tls_engine_kpass_sha1 00"),
     ("listener 2\nlistener 1\n", "tls_keyform engine"),
     (TLS, "tls_version tlsv1.3"),
-    ("listener 1\ncertfile c\nkeyfile k\ncafile a\n", "use_identity_as_username true"),
-    ("listener 1\ncertfile c\nkeyfile k\ncafile a\n", "use_subject_as_username true"),
+    ("listener 1\ncertfile c\nkeyfile k\ncafile a\nrequire_certificate true\n", "use_identity_as_username true"),
+    ("listener 1\ncertfile c\nkeyfile k\ncafile a\nrequire_certificate true\n", "use_subject_as_username true"),
     ("listener 2\nlistener 1\n", "psk_hint hint"),
     ("connection b\ntopic x out\n", "address h:1"),
     ("connection b\ntopic x out\n", "addresses h:1 h2:2"),
@@ -204,7 +203,7 @@ fn every_variable_is_translated_or_named() {
     }
     // What is asked for above is a list of the variables: none that is known was forgotten.
     let tried = |known: &str| EVERY_VARIABLE.iter().any(|(_, line)| line.split(' ').next() == Some(known));
-    let special = ["connection", "include_dir", "per_listener_settings"];
+    let special = ["clientid_prefixes", "connection", "include_dir", "per_listener_settings"];
     let known = elsewise::KNOWN.iter().chain(elsewise::ELSEWISE.iter().map(|(key, ..)| key));
     let missing: Vec<_> = known.filter(|known| !tried(known) && !special.contains(known)).collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -278,9 +277,19 @@ fn what_is_left_out_lets_nobody_do_more() {
         config
     };
     // A listener without its protection is not opened.
-    for line in
-        ["psk_hint h", "mount_point m/", "bind_interface eth0", "capath /c\nrequire_certificate true\ncertfile c\nkeyfile k"]
-    {
+    for line in [
+        "psk_hint h",
+        "mount_point m/",
+        "bind_interface eth0",
+        "socket_domain ipv6",
+        "use_username_as_clientid true",
+        "capath /c\nrequire_certificate true\ncertfile c\nkeyfile k",
+        "mount_point m/\ncapath /c\nrequire_certificate true\ncertfile c\nkeyfile k\ncafile a",
+        "certfile c\nkeyfile k\ncafile a\nuse_identity_as_username true",
+        "enable_proxy_protocol 2\nproxy_protocol_v2_require_tls true",
+        "enable_proxy_protocol 2\nrequire_certificate true\nlistener_allow_anonymous true",
+        "enable_proxy_protocol 2\nrequire_certificate true\nuse_identity_as_username true\npassword_file p",
+    ] {
         let config = left_out(&format!("listener 1\nlistener 2\n{line}\n"), 2);
         assert_eq!(config.listeners.len(), 1, "{line}");
         let said = refused(&format!("listener 2\n{line}\n"));
@@ -297,6 +306,10 @@ fn what_is_left_out_lets_nobody_do_more() {
     assert_eq!(config.listeners.iter().map(|one| one.allow_anonymous).collect::<Vec<_>>(), [Some(false), Some(true)]);
     let config = left_out("global_plugin /x.so\nlistener 2\nlistener_allow_anonymous true\n", 2);
     assert_eq!(config.listeners[0].allow_anonymous, Some(false));
+    // Where nobody would come in without a certificate, either, the proxy's word is good.
+    let certified = "listener 1\nenable_proxy_protocol 2\nrequire_certificate true\nuse_identity_as_username true\n";
+    let config = left_out(certified, 0);
+    assert!(config.listeners[0].proxy_identity_as_username && !config.auth_of(&config.listeners[0]).allow_anonymous);
     // A bridge does not go over the network in the clear.
     for line in ["bridge_psk 00", "bridge_capath /c"] {
         assert!(left_out(&format!("{BRIDGE}{line}\n"), 2).bridges.is_empty(), "{line}");
@@ -347,6 +360,12 @@ fn what_is_wrong_is_said_with_its_line() {
     for (text, words) in [
         ("lisener 1883\n", &["m.conf:1", "lisener 1883", "did you mean `listener`?"][..]),
         ("x y\n", &["m.conf:1", "no variable", "take the line away"]),
+        ("clientid_prefixes secure-\n", &["m.conf:1", "keeps clients out", "take the line away"]),
+        ("listener 1\nport 2\n", &["m.conf:2", "default listener", "above the first"]),
+        ("listener 1\nbind_address 127.0.0.1\n", &["m.conf:2", "default listener"]),
+        ("listener 1\nuse_identity_as_username true\nrequire_certificate true\n", &["m.conf:2", "needs certfile"]),
+        ("listener 1\nenable_proxy_protocol 2\nuse_subject_as_username true\n", &["m.conf:3", "use_identity_as_username can"]),
+        ("max_connections -0x-8000000000000000\n", &["m.conf:1", "no whole number"]),
         ("persistence yes\n", &["m.conf:1", "neither true nor false"]),
         ("persistence\n", &["m.conf:1", "no value"]),
         ("listener x\n", &["m.conf:1", "no whole number"]),
@@ -396,7 +415,7 @@ fn what_is_wrong_is_said_with_its_line() {
 #[test]
 fn addresses_and_topics_are_written_as_here() {
     let (config, remarks) = good(
-        "connection my bridge\naddresses h 192.0.2.1:1 ::1:1884 # a comment\ntopic \"\" both 1 mine theirs\ntopic # in\ntopic \"a b\" out\n",
+        "connection my/bridge # a comment\naddresses h 192.0.2.1:1 ::1:1884 # a comment\ntopic \"\" both 1 mine theirs\ntopic # in\ntopic \"a b\" out\n",
     );
     let bridge = config.bridges.first().expect("a bridge");
     assert_eq!(bridge.name, "my-bridge");
@@ -405,6 +424,20 @@ fn addresses_and_topics_are_written_as_here() {
     let topics: Vec<String> = bridge.topics.iter().map(ToString::to_string).collect();
     assert_eq!(topics, ["\"\" both 1 mine theirs", "# in 0 \"\" \"\""]);
     assert_eq!(remarks.iter().filter(|remark| remark.contains("left out")).count(), 1, "{remarks:?}");
+}
+
+#[test]
+fn what_was_said_last_counts() {
+    for (text, bind, filter) in [
+        ("listener 0 /s\nbind_interface lo\nlog_dest none\nlog_dest stderr\n", "unix:/s", false),
+        ("listener 5 192.0.2.1\nbind_interface lo\nlog_dest stderr\nlog_dest none\n", "127.0.0.1:5", true),
+        ("listener 5 ::1\nsocket_domain ipv6\nuse_username_as_clientid true\nuse_username_as_clientid false\n", "[::1]:5", false),
+    ] {
+        let (config, remarks) = good(text);
+        assert_eq!(config.listeners[0].bind.to_string(), bind, "{remarks:?}");
+        assert_eq!(config.log.filter == "off", filter, "{text}");
+        assert!(!remarks.iter().any(|remark| remark.contains("left out")), "{remarks:?}");
+    }
 }
 
 #[test]

@@ -216,7 +216,7 @@ impl Machine {
         };
         let Some(coming) = self.coming.get(client_id) else { return };
         let access = match coming.is_offered {
-            true => turn.router.judge_owner(&head.owner),
+            true => turn.router.judge_owner(client_id, &head.owner),
             false => Ok(coming.access.clone()),
         };
         let Ok(access) = access else { return self.stop_coming(turn, client_id, Verdict::Refused) };

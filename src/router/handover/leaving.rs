@@ -13,9 +13,9 @@ use crate::frame::put_varint;
 use crate::ids::BrokerId;
 use crate::limits::{HANDOVER_BYTES_MAX, HANDOVER_PAGE_BYTES, HANDOVER_PAGES_AT_ONCE, HANDOVERS_BYTES_MAX};
 use crate::replication::{Covers, Replication};
-use crate::router::Router;
 use crate::router::connect::TakenOver;
 use crate::router::deadlines::Due;
+use crate::router::{Passing, Router};
 use crate::session::{MovedContent, MovedHead, Moving, SessionExpiry, State, Subscriber};
 use crate::topic;
 
@@ -133,7 +133,8 @@ impl Machine {
     ) -> Result<Leaving, Why> {
         let (router, now) = (turn.router, turn.now);
         let Some(subscriber) = router.registry.get(client_id).map(|held| Arc::clone(&held)) else { return Err(Why::NotHere) };
-        if !Router::is_claimed(subscriber.access().as_deref()) {
+        let is_passed = || router.passing(client_id) == Some(Passing::To(to));
+        if !Router::is_claimed(subscriber.access().as_deref()) && !is_passed() {
             return Err(Why::NotHere);
         }
         let mut state = subscriber.lock();
@@ -154,7 +155,11 @@ impl Machine {
         let TakenOver { address, fired } = router.take_over(turn.batch, &mut state, true);
         let was_connected = subscriber.leave(&mut state, stamp, now);
         router.tell_presence(&state, was_connected);
-        let head = MovedHead::of(&subscriber, &state);
+        let mut head = MovedHead::of(&subscriber, &state);
+        // Offered, it is away: what is left of its time is what goes along. Here it keeps its own, should it stay.
+        if let (SessionExpiry::After(_), Some(left)) = (head.expiry, self.offers.time_left(client_id, now)) {
+            head.expiry = SessionExpiry::After(left);
+        }
         let (epoch, expiry, owed) = (state.epoch, state.expiry, bytes_of(&state));
         let delay = state.will.as_ref().map(|will| will.delay);
         drop(state);

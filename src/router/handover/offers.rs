@@ -11,8 +11,8 @@ use super::{LOOK_INTERVAL_IDLE, Machine, Turn};
 use crate::ids::BrokerId;
 use crate::limits::{HANDOVERS_MAX, OFFERS_MAX, SESSIONS_MAX};
 use crate::pressure::Level;
+use crate::router::Passing;
 use crate::router::drain::Away;
-use crate::session::SessionExpiry;
 
 /// Who has not asked for what it was offered within this time does not take it.
 const OFFERED: Duration = Duration::from_secs(2);
@@ -45,11 +45,19 @@ struct Open {
     to: BrokerId,
     id: u64,
     since: Instant,
+    /// When the session ends, unless its client comes.
+    expires_at: Option<Instant>,
 }
 
 impl Offers {
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.open.is_empty()
+    }
+
+    /// What is left of the time of a session that was offered.
+    pub(super) fn time_left(&self, client_id: &str, now: Instant) -> Option<Duration> {
+        let expires_at = self.open.get(client_id)?.expires_at?;
+        Some(expires_at.saturating_duration_since(now))
     }
 }
 
@@ -85,21 +93,21 @@ impl Machine {
             offers.queue = router.away().into_iter().filter(is_new).collect();
         }
         while offers.open.len() + leaving.len() < OFFERS_MAX {
-            let Some(to) = others.get(offers.made % others.len().max(1)) else { return };
+            let Some(next) = others.get(offers.made % others.len().max(1)) else { return };
             let Some(away) = offers.queue.pop_front() else { return };
+            let to = away.to.unwrap_or(*next);
+            if !others.contains(&to) {
+                continue;
+            }
             offers.made += 1;
             let Some(subscriber) = router.session(&away.client_id) else { continue };
-            let mut state = subscriber.lock();
+            let state = subscriber.lock();
             if state.connected.is_some() || state.ended {
                 continue;
             }
-            // What is left of its time is what goes along; what ends it here is a deadline that is not touched.
-            if let (SessionExpiry::After(_), Some(at)) = (state.expiry, away.expires_at) {
-                state.expiry = SessionExpiry::After(at.saturating_duration_since(now));
-            }
             let stamp = state.claimed;
             drop(state);
-            let open = Open { to: *to, id: rand::random(), since: now };
+            let open = Open { to, id: rand::random(), since: now, expires_at: away.expires_at };
             turn.write(open.to, open.id, &Word::Offer { stamp, client_id: &away.client_id });
             offers.open.insert(away.client_id, open);
         }
@@ -123,8 +131,11 @@ impl Machine {
             && self.coming.values().filter(|coming| coming.is_offered()).count() < OFFERED_MAX
             && router.metrics.sessions.value() < SESSIONS_MAX
             && router.pressure.level() == Level::Free;
-        // An offer that is late is of a session which has gone on since.
-        let is_theirs = router.newest_claim(&client_id, turn.now) == Some((stamp, from));
+        // An offer that is late is of a session which has gone on since. Those of bridges are claimed by nobody.
+        let is_theirs = match router.passing(&client_id) {
+            Some(passing) => passing == Passing::From(from),
+            None => router.newest_claim(&client_id, turn.now) == Some((stamp, from)),
+        };
         if !has_room || router.refuses_clients() {
             return turn.write(from, id, &Word::No(Why::Wait));
         }

@@ -17,7 +17,9 @@ use crate::limits::{NEWCOMER_TIME, REGISTER_FILTERS_MAX};
 use crate::metrics::Metrics;
 use crate::replication::{Deliver, LaneReceiver, MeshMessage, Picks, Port, ReplicationConfig};
 use crate::router::deadlines::Due;
-use crate::router::{Census, ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, RouteCache, RouterLimits, Subscribe};
+use crate::router::{
+    Census, ConnectRequest, Connection, Farewell, Ingress, LinkDelivery, Passing, RouteCache, RouterLimits, Subscribe,
+};
 use crate::session::{
     Connected, Drained, Journal, Message, MovedContent, OutboundLimits, SessionExpiry, SubscriptionOptions, Will,
 };
@@ -972,6 +974,7 @@ fn a_session_of_whom_nobody_can_tell_what_he_may_do_stays_where_it_is() {
         world.nodes[0].router.give_sessions_away(true);
         (0..1_000).for_each(|_| world.step());
         assert_eq!(world.sessions(), [0], "{node}");
+        assert_eq!(world.nodes[0].router.session("mover").unwrap().lock().expiry, HOUR, "offers take nothing of its time");
     }
 }
 
@@ -1012,4 +1015,76 @@ fn what_is_left_of_a_sessions_time_goes_along_and_a_will_that_waits_holds_it_bac
     let SessionExpiry::After(left) = world.nodes[at].router.session("mover").unwrap().lock().expiry else { panic!("for ever") };
     let gone = Duration::from_secs(3_600).saturating_sub(left);
     assert!(gone >= Duration::from_secs(3) && gone <= waited + Duration::from_secs(1), "{gone:?}");
+}
+
+#[test]
+fn the_session_of_a_bridge_goes_where_it_is_passed_and_is_taken_by_nobody_else() {
+    let mut world = World::new();
+    let mut client = Client::begin(&mut world);
+    (0..30).for_each(|_| world.publish());
+    let identity = Identity::Bridge { client_id: "mover".into() };
+    let bridge = Arc::new(Access::new(identity, Place::default(), None));
+    let subscriber = world.nodes[0].router.session("mover").unwrap();
+    subscriber.set_access(Some(Arc::clone(&bridge)));
+    // Those of bridges are not claimed.
+    world.nodes[0].router.release(&Arc::from("mover"));
+    for node in &world.nodes {
+        let bridge = Arc::clone(&bridge);
+        node.router.judge_by(Box::new(move |access| match access.identity() == bridge.identity() {
+            true => Standing::Good(Arc::clone(&bridge)),
+            false => Standing::Good(Arc::new(access.shut_out())),
+        }));
+    }
+    world.nodes[0].router.give_sessions_away(true);
+    for (from, to) in [
+        (None, None),
+        (Some(Passing::To(id(1))), None),
+        (None, Some(Passing::From(id(0)))),
+        (Some(Passing::To(id(1))), Some(Passing::From(id(2)))),
+        (Some(Passing::To(id(2))), Some(Passing::From(id(0)))),
+    ] {
+        world.nodes[0].router.pass_bridge("mover", from);
+        world.nodes[1].router.pass_bridge("mover", to);
+        (0..500).for_each(|_| world.step());
+        assert_eq!(world.sessions(), [0], "{from:?} {to:?}");
+    }
+    // A session that is waited for is the bridge's own, and the bridge's comes under its own name only.
+    let router = Arc::clone(&world.nodes[1].router);
+    for (client_id, owner, is_good) in
+        [("mover", &*bridge.owner(), true), ("mover", "a@0::", false), ("other", &*bridge.owner(), false)]
+    {
+        assert_eq!(router.judge_owner(client_id, owner).is_ok(), is_good, "{client_id} {owner}");
+    }
+    world.nodes[0].router.pass_bridge("mover", Some(Passing::To(id(1))));
+    for step in 0..2_000 {
+        if step % 8 == 0 {
+            world.publish();
+        }
+        world.step();
+        if world.sessions() == [1] {
+            break;
+        }
+    }
+    assert_eq!(world.sessions(), [1]);
+    let node = &mut world.nodes[1];
+    let request = ConnectRequest {
+        client_id: "mover",
+        clean_start: false,
+        expiry: HOUR,
+        silence_max: None,
+        will: None,
+        connected: Connected { version: ProtocolVersion::V5, window: 20, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
+        address: None,
+        access: Some(Arc::clone(&bridge)),
+    };
+    let connection = node.router.connect(&mut node.batch, request, |present| vec![u8::from(present)], world.now).unwrap();
+    node.router.finish(&mut node.batch, world.now);
+    // In place of the CONNACK.
+    let mut drained = Drained::default();
+    connection.subscriber.lock().outbox.take(&mut drained);
+    let connack = drained.segments.iter().flat_map(|segment| segment.bytes().to_vec()).chain(drained.tail).next();
+    assert_eq!(connack, Some(1), "its session is there");
+    (client.at, client.connection) = (1, Some(connection));
+    client.take_all(&mut world);
+    client.check(&world, "a bridge");
 }

@@ -89,6 +89,8 @@ pub enum Value {
     Present,
     /// Of [`Key::AskDealt`]: clients wait for the answer.
     Urgent,
+    /// Of [`Key::Leaving`]: no session is left there, and nothing of its log that others lack.
+    Empty,
     /// Of a [`Key::Filter`] of a share group.
     Members(ShareMembers),
     /// Of [`Key::Session`].
@@ -166,7 +168,7 @@ impl Value {
         let mut bytes = Vec::new();
         match self {
             Self::Present => {}
-            Self::Urgent => bytes.push(1),
+            Self::Urgent | Self::Empty => bytes.push(1),
             Self::Members(members) => {
                 put_varint(&mut bytes, members.connected.into());
                 put_varint(&mut bytes, members.away.into());
@@ -197,6 +199,7 @@ impl Value {
             Key::Log => bytes.try_into().ok().map(|bytes| Self::Log(LogId(u64::from_be_bytes(bytes)))),
             Key::Dealt(_) => read_dealt(bytes).ok().map(Self::Dealt),
             Key::AskDealt if bytes == [1] => Some(Self::Urgent),
+            Key::Leaving if bytes == [1] => Some(Self::Empty),
             Key::Everything | Key::AskDealt | Key::Leaving | Key::Filter(_) | Key::Unknown(..) => {
                 bytes.is_empty().then_some(Self::Present)
             }

@@ -165,11 +165,12 @@ impl Register {
         });
     }
 
-    /// This broker is drained, or no longer.
-    pub fn tell_leaving(&self, is_leaving: bool) {
-        self.change(|pending| match is_leaving {
-            true => pending.put(Key::Leaving, Value::Present),
-            false => pending.remove(Key::Leaving),
+    /// This broker is drained, and empty or not yet; or no longer.
+    pub fn tell_leaving(&self, is_leaving: bool, is_empty: bool) {
+        self.change(|pending| match (is_leaving, is_empty) {
+            (true, true) => pending.put(Key::Leaving, Value::Empty),
+            (true, false) => pending.put(Key::Leaving, Value::Present),
+            (false, _) => pending.remove(Key::Leaving),
         });
     }
 
