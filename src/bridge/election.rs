@@ -122,8 +122,9 @@ impl Election {
 
     /// Of whom this broker may have the session, before it serves: who had it, and leaves.
     pub(super) fn testator(&self, others: &[Other], stays: impl Fn(BrokerId) -> bool) -> Option<BrokerId> {
-        let leaves = |other: &&Other| other.is_reachable && !other.serves() && other.claim.has_session && !stays(other.id);
-        others.iter().filter(|_| self.claim.since_ms == 0).find(leaves).map(|other| other.id)
+        let is_served = self.claim.since_ms > 0 || others.iter().any(|other| other.is_reachable && other.serves());
+        let leaves = |other: &&Other| other.is_reachable && other.claim.has_session && !stays(other.id);
+        others.iter().filter(|_| !is_served).find(leaves).map(|other| other.id)
     }
 
     fn turn(&mut self, others: &[Other], now: Instant) -> Turn {
@@ -305,6 +306,9 @@ mod tests {
         assert_eq!(mesh.brokers[0].election.resign(&those, false), Wait);
         assert_eq!(mesh.brokers[1].election.testator(&others(&mesh, 1), stays), Some(BrokerId(1)));
         assert_eq!(mesh.brokers[1].election.testator(&others(&mesh, 1), |_| true), None, "it stays");
+        let mut those = others(&mesh, 1);
+        those[1].claim.since_ms = 1;
+        assert_eq!(mesh.brokers[1].election.testator(&those, stays), None, "another serves");
         // The session comes, and the first has none any more.
         let later = |mesh: &mut Mesh, seconds: u64, index: usize| {
             mesh.now_s += seconds;

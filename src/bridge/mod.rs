@@ -340,7 +340,7 @@ impl Candidate {
     }
 
     fn resign(&mut self, others: &[Other], now: Instant) -> Turn {
-        let is_late = self.left_at.is_some_and(|at| now.saturating_duration_since(at) >= PASS_PATIENCE);
+        let is_late = self.left_at.is_some_and(|at| now.saturating_duration_since(at) >= PASS_PATIENCE) && !self.local.is_moving();
         if is_late && self.status.is_passing() {
             tracing::warn!(
                 bridge = self.name,

@@ -481,8 +481,7 @@ impl Listener {
                     Some((line.clone(), "listeners are bound to addresses here, not to interfaces: write the interface's address"));
             }
             "protocol" => match line.word()? {
-                "mqtt" => {}
-                "websockets" => line.put(&mut self.section, "listener.0.protocol", "websockets".into())?,
+                protocol @ ("mqtt" | "websockets") => line.put(&mut self.section, "listener.0.protocol", protocol.into())?,
                 "http_api" => {
                     self.shut = Some((line.clone(), "the HTTP interface is [admin]; its paths are others"));
                 }
