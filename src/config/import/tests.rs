@@ -429,7 +429,11 @@ fn addresses_and_topics_are_written_as_here() {
 #[test]
 fn what_was_said_last_counts() {
     for (text, bind, filter) in [
-        ("listener 0 /s\nbind_interface lo\nprotocol websockets\nprotocol mqtt\nlog_dest none\nlog_dest stderr\n", "unix:/s", false),
+        (
+            "listener 0 /s\nbind_interface lo\nprotocol websockets\nprotocol mqtt\nlog_dest none\nlog_dest stderr\n",
+            "unix:/s",
+            false,
+        ),
         ("listener 5 192.0.2.1\nbind_interface lo\nlog_dest stderr\nlog_dest none\n", "127.0.0.1:5", true),
         ("listener 5 ::1\nsocket_domain ipv6\nuse_username_as_clientid true\nuse_username_as_clientid false\n", "[::1]:5", false),
     ] {
