@@ -477,8 +477,7 @@ impl Client {
         if packets > 0 {
             self.connection.subscriber.heard(self.router.millis(now));
         }
-        let brake = if scratch.batch.has_queued() { self.router.pressure().brake() } else { None };
-        if let Some(brake) = brake {
+        if let Some(brake) = self.router.brake(&mut scratch.batch, now) {
             self.router.metrics().pauses_memory.add(1);
             self.pause_until(now + brake);
         }

@@ -11,6 +11,7 @@ mod connect;
 mod copies;
 mod deadlines;
 mod drain;
+mod gather;
 mod handover;
 mod picks;
 mod presence;

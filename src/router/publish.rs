@@ -1,11 +1,12 @@
 //! One message to everybody who wants it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::Router;
+use super::gather::{Gathered, is_plain};
 use super::picks::Offer;
 use super::retained::Writer;
 use super::route::{Elsewhere, Route, RouteCache, Target};
@@ -14,8 +15,8 @@ use super::system::is_system;
 use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::ids::{BrokerId, MessageId, OriginLane, ShareId, Stamp};
 use crate::pressure::Level;
-use crate::replication::{LocalBatch, MeshMessage, Pick, PickList, Picks, Published, Replication, UNDECIDED};
-use crate::session::{Delivery, Message, Outcome, Pumped, Source, Subscriber, Variants, Writes, remaining_seconds};
+use crate::replication::{Followed, LocalBatch, MeshMessage, Pick, PickList, Picks, Published, Replication, UNDECIDED};
+use crate::session::{Delivery, Message, Outcome, Pumped, Run, Source, Subscriber, Variants, Writes, remaining_seconds};
 
 /// Whence a message comes.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +81,9 @@ pub struct Batch {
     mesh: LocalBatch,
     /// Of the present message: which other brokers give it to a share group.
     pub(super) picks: PickList,
+    /// Of QoS 0, what nobody here has been given yet.
+    pub(super) gathered: Option<Gathered>,
+    pub(super) run: Run,
     counts: Counts,
 }
 
@@ -120,7 +124,7 @@ impl Counts {
 
 impl Batch {
     /// The next message.
-    fn begin(&mut self, memory: Level) {
+    pub(super) fn begin(&mut self, memory: Level) {
         self.variants.begin();
         self.variants.memory = memory;
         self.variants.source = None;
@@ -140,8 +144,7 @@ impl Batch {
     }
 
     /// Whether a message of the batch so far had to wait for somebody.
-    #[must_use]
-    pub fn has_queued(&self) -> bool {
+    pub(super) fn has_queued(&self) -> bool {
         self.counts.queued > 0
     }
 
@@ -167,6 +170,17 @@ impl Batch {
 
     pub(super) fn count(&mut self, outcome: Outcome, bytes: usize) {
         self.counts.add(outcome, bytes);
+    }
+
+    /// A run was sent to somebody, or dropped.
+    pub(super) fn count_run(&mut self, is_sent: bool, run: &Run) {
+        let messages = run.len() as u64;
+        if is_sent {
+            self.counts.sent += messages;
+            self.counts.sent_bytes += run.payload_bytes() as u64;
+        } else {
+            self.counts.slow += messages;
+        }
     }
 
     pub(super) fn count_pumped(&mut self, pumped: Pumped) {
@@ -198,7 +212,15 @@ impl Router {
         if let Some(mesh) = self.mesh().filter(|_| is_ours && message.qos != QoS::AtMostOnce) {
             batch.mesh.enter(mesh);
         }
-        let route = self.route(routes, message.topic, publisher);
+        let route = if is_plain(message, &ingress) {
+            match self.gather(batch, routes, message, publisher, now) {
+                Ok(routed) => return routed,
+                Err(route) => route,
+            }
+        } else {
+            self.deliver_gathered(batch, now);
+            self.route(routes, message.topic, publisher)
+        };
         if !route.may_publish {
             self.metrics.publishes_denied.add(1);
             return Routed::NotAllowed;
@@ -207,7 +229,7 @@ impl Router {
         let picks = arrival.map_or(Picks::NONE, |arrival| arrival.picks);
         let memory = self.pressure.level();
         batch.begin(memory);
-        let followed = (route.is_moving && is_ours).then(Arc::<OnceLock<_>>::default);
+        let followed = (route.is_moving && is_ours).then(Followed::default);
         batch.variants.source = match arrival.and_then(|arrival| arrival.id) {
             Some(id) if route.is_moving => Some(Source::Link(id)),
             _ => followed.clone().map(Source::Own),
@@ -266,10 +288,22 @@ impl Router {
             batch.publish_picks(mesh, message, picks.round + 1, now);
             return Routed::Done;
         }
+        self.publish_abroad(batch, &offer, (stamp, followed), mesh)
+    }
+
+    /// What a client of this broker has published goes to share groups, and to other brokers.
+    pub(super) fn publish_abroad(
+        &self,
+        batch: &mut Batch,
+        offer: &Offer<'_>,
+        (stamp, followed): (Option<Stamp>, Option<Followed>),
+        mesh: &Replication,
+    ) -> Routed {
+        let Offer { route, message, now, .. } = *offer;
         let elsewhere = route.elsewhere(message.topic, mesh.interest());
         let is_undecided = elsewhere.is_blind && message.qos != QoS::AtMostOnce;
         if elsewhere.has_shares || is_undecided {
-            self.share_out(batch, &offer, is_undecided, mesh);
+            self.share_out(batch, offer, is_undecided, mesh);
         } else {
             for group in &route.shared {
                 batch.deliver_to_one(group, message, now);
@@ -287,7 +321,13 @@ impl Router {
         Routed::Done
     }
 
-    fn route(&self, routes: &mut RouteCache, topic: &str, publisher: Option<&Subscriber>) -> Arc<Route> {
+    /// How long the publisher of the batch is not to be read from, if it has made somebody's queue longer and memory is short.
+    pub fn brake(&self, batch: &mut Batch, now: Instant) -> Option<Duration> {
+        self.deliver_gathered(batch, now);
+        if batch.has_queued() { self.pressure.brake() } else { None }
+    }
+
+    pub(super) fn route(&self, routes: &mut RouteCache, topic: &str, publisher: Option<&Subscriber>) -> Arc<Route> {
         let generation = self.generation.load(Ordering::Acquire);
         routes.route(topic, generation, || {
             let chooser = Chooser { strategy: self.limits.shared, publisher, hasher: self.registry.hasher() };
@@ -329,6 +369,13 @@ impl Router {
 
     /// Ends a batch: what it published goes to the lane rings, what it wrote to the journal, then the owners of touched outboxes are woken.
     pub fn finish(&self, batch: &mut Batch, now: Instant) {
+        self.finish_asleep(batch, now);
+        batch.owners.drain(..).for_each(Waker::wake);
+    }
+
+    /// Likewise, but nobody is woken yet.
+    fn finish_asleep(&self, batch: &mut Batch, now: Instant) {
+        self.deliver_gathered(batch, now);
         if let Some(mesh) = self.mesh() {
             mesh.publish(&mut batch.mesh, &mut batch.writes, now);
         }
@@ -340,7 +387,6 @@ impl Router {
         if let Some(journal) = &self.journal {
             journal.kick();
         }
-        batch.owners.drain(..).for_each(Waker::wake);
         let counts = std::mem::take(&mut batch.counts);
         self.metrics.messages_received.add(counts.received);
         self.metrics.payload_bytes_received.add(counts.received_bytes);
@@ -478,7 +524,7 @@ impl Batch {
     }
 
     /// One copy to one receiver; `Away` if it is not connected and `even_if_away` is not said, or nothing is kept for it.
-    fn deliver(&mut self, target: &Target, message: &Message<'_>, now: Instant, even_if_away: bool) -> Outcome {
+    pub(super) fn deliver(&mut self, target: &Target, message: &Message<'_>, now: Instant, even_if_away: bool) -> Outcome {
         let mut state = target.subscriber.lock();
         let qos = message.qos.min(target.qos);
         let delivery = Delivery {
@@ -587,5 +633,12 @@ impl LinkDelivery {
     /// Ends the batch.
     pub fn flush(&mut self, now: Instant) {
         self.router.finish(&mut self.batch, now);
+    }
+
+    /// Likewise, but gives the owners of touched outboxes, who are to be woken.
+    #[must_use = "owners that are not woken sleep for ever"]
+    pub fn flush_asleep(&mut self, now: Instant) -> std::vec::Drain<'_, Waker> {
+        self.router.finish_asleep(&mut self.batch, now);
+        self.batch.owners.drain(..)
     }
 }

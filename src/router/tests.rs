@@ -1,5 +1,6 @@
 //! The router by itself: sessions without sockets, time that does not pass by itself.
 
+mod gathered;
 mod shares;
 
 use std::sync::Arc;

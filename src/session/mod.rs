@@ -19,6 +19,7 @@ mod outbox;
 pub mod record;
 mod retained;
 mod rivalry;
+mod run;
 mod subscriber;
 mod variants;
 
@@ -34,6 +35,7 @@ pub use moved::{MovedContent, MovedHead, Source};
 pub use outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
 pub(crate) use rivalry::Rivalry;
+pub use run::Run;
 pub(crate) use subscriber::Parting;
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use variants::Variants;

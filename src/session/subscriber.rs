@@ -20,6 +20,7 @@ use super::outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits, PubRec, 
 use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
 use super::rivalry::Rivalry;
+use super::run::Run;
 use super::variants::Variants;
 use crate::auth::Access;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
@@ -333,6 +334,21 @@ impl Subscriber {
 }
 
 impl State {
+    /// All messages of a run to a connected client of which nothing waits, to which each is no more than its packet, of at most its Maximum Packet Size. Says whether they
+    /// were sent; if not, they are dropped, as its outbox is full. None: it is to take them one by one.
+    pub fn deliver_run(&mut self, run: &mut Run, memory: Level, now: Instant) -> Option<(bool, Option<Waker>)> {
+        let connected = self.connected.filter(|_| !self.ended && !self.qos0_waits)?;
+        if self.outbox.aliases().is_some() {
+            return None;
+        }
+        let packets = run.packets(connected.version, now).filter(|packets| packets.largest_bytes <= connected.packet_bytes_max)?;
+        if self.outbox.is_full(memory) {
+            return Some((false, None));
+        }
+        self.outbox.tail().extend_from_slice(&packets.bytes);
+        Some((true, self.outbox.owner_to_wake()))
+    }
+
     /// Puts `message` on its way. Returns the sleeping owner's waker, to be called after the lock is gone.
     pub fn deliver(
         &mut self,
