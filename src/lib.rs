@@ -32,6 +32,7 @@
 //! | [`replication`] | lane rings, cursors, covers, OPEN and CLOSE | core |
 //! | `memory` | watches how much memory is taken | shell |
 //! | `resources` | what the system lets this process have: descriptors, memory | shell |
+//! | `bell` | wakes tasks of one runtime from the thread of another | shell |
 //! | `clock`, `task` | the one place that reads time, the one place that spawns | shell |
 //! | `store` | durable sessions and retained messages on disk | shell |
 //! | `crl` | certificate revocation lists, read | shell |
@@ -71,6 +72,8 @@ pub mod websocket;
 
 #[cfg(feature = "net")]
 pub mod admin;
+#[cfg(feature = "net")]
+pub mod bell;
 #[cfg(feature = "net")]
 pub mod bridge;
 #[cfg(feature = "net")]

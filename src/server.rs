@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Pending, Readiness, View};
+use crate::bell::Bell;
 use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
 use crate::config::{Bind, Config, Listener, Mesh, Protocol, PublishAck, QueueDrop, ReplayLogFull, ReplicationMode, SubscribeAck};
@@ -677,7 +678,11 @@ fn start_mesh(
     };
     let deliver: DeliverFactory = {
         let router = Arc::clone(router);
-        Arc::new(move || Box::new(Clocked(LinkDelivery::new(Arc::clone(&router)))) as Box<dyn Deliver + Send>)
+        // Without it clients are woken one by one, which only costs more.
+        let bell = Bell::hang().ok();
+        Arc::new(move || {
+            Box::new(FromMesh { delivery: LinkDelivery::new(Arc::clone(&router)), bell: bell.clone() }) as Box<dyn Deliver + Send>
+        })
     };
     let setup = MeshConfig { name: config.name.clone(), data_dir: config.data_dir.clone(), mesh: mesh.clone(), credentials };
     let (retained, subscribed) = (Arc::clone(router) as Arc<dyn RetainedCopies>, Arc::clone(router) as Arc<dyn Subscribed>);
@@ -724,40 +729,47 @@ impl Follow for Roster {
     }
 }
 
-/// Gives the core's deliveries the time.
-struct Clocked(LinkDelivery);
+/// Gives the core's deliveries the time, and wakes the clients.
+struct FromMesh {
+    delivery: LinkDelivery,
+    /// Of the clients' runtime.
+    bell: Option<Arc<Bell>>,
+}
 
-impl Deliver for Clocked {
+impl Deliver for FromMesh {
     fn deliver(&mut self, message: &MeshMessage<'_>, id: MessageId) {
-        self.0.deliver(message, id, clock::now());
+        self.delivery.deliver(message, id, clock::now());
     }
 
     fn catch_up(&mut self, message: &MeshMessage<'_>, id: MessageId) {
-        self.0.catch_up(message, id, clock::now());
+        self.delivery.catch_up(message, id, clock::now());
     }
 
     fn wants(&mut self, topic: &str, picks: Picks<'_>) -> bool {
-        self.0.wants(topic, picks)
+        self.delivery.wants(topic, picks)
     }
 
     fn pick_again(&mut self, message: &MeshMessage<'_>, broker: BrokerId, may_be_same: bool) -> usize {
-        self.0.pick_again(message, broker, may_be_same, clock::now())
+        self.delivery.pick_again(message, broker, may_be_same, clock::now())
     }
 
     fn share_late(&mut self, message: &MeshMessage<'_>, is_new: &mut dyn FnMut(ShareId) -> bool) {
-        self.0.share_late(message, is_new, clock::now());
+        self.delivery.share_late(message, is_new, clock::now());
     }
 
     fn decided(&mut self, topic: &str) {
-        self.0.decided(topic, clock::now());
+        self.delivery.decided(topic, clock::now());
     }
 
     fn covered(&mut self, stream: OriginLane, cover: u64) {
-        self.0.covered(stream, cover);
+        self.delivery.covered(stream, cover);
     }
 
     fn flush(&mut self) {
-        self.0.flush(clock::now());
+        match &self.bell {
+            Some(bell) => bell.ring(self.delivery.flush_asleep(clock::now())),
+            None => self.delivery.flush(clock::now()),
+        }
     }
 }
 

@@ -63,6 +63,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("crl", Shell, &[]),
     ("clock", Shell, &[]),
     ("task", Shell, &[]),
+    ("bell", Shell, &["task"]),
     ("store", Shell, &["ids", "metrics", "config", "codec", "session", "clock", "task"]),
     (
         "connection",
@@ -167,6 +168,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
             "resources",
             "clock",
             "task",
+            "bell",
             "store",
             "connection",
             "bridge",
