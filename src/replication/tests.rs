@@ -424,7 +424,8 @@ fn what_the_ring_no_longer_reaches_is_a_gap_counted_at_both_ends() {
     flow(&port, &mut end, &mut third, later(now)).unwrap();
     // But where it comes from is asked before.
     assert_eq!(third.got(), [""; 0]);
-    (pair.flow_down(later(now)).unwrap(), pair.flow_up(later(now)).unwrap());
+    pair.flow_down(later(now)).unwrap();
+    pair.flow_up(later(now)).unwrap();
     flow(&port, &mut end, &mut third, later(now)).unwrap();
     assert_eq!((third.got(), third.counters().gaps_received.value()), (pair.parent.got(), 1));
 }
