@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::publish::Batch;
 use super::route::Route;
+use super::share::SharedTargets;
 use super::{Router, share};
 use crate::codec::QoS;
 use crate::config::SharedStrategy;
@@ -71,7 +72,7 @@ impl Router {
         }
     }
 
-    /// Picks for a message of this broker's own, that was published with `picks`, for those groups elsewhere that were not known then and that `is_new` says have not
+    /// Picks for a message of this broker's own, that was published with `picks`, for those groups that were not known then and that `is_new` says have not
     /// been given it.
     pub(super) fn share_late(
         &self,
@@ -82,8 +83,22 @@ impl Router {
         mesh: &Replication,
     ) {
         let seed = self.seed(offer);
+        let own = mesh.interest().own_id();
+        let elsewhere = offer.route.shares(offer.message.topic, mesh.interest());
         let mut last = None;
-        for share in offer.route.shares(offer.message.topic, mesh.interest()).iter() {
+        // Its members have come here since, with their sessions. That it was given them is in the log as if it had been picked.
+        let has_come = |group: &SharedTargets| group.members.iter().any(|member| member.subscriber.is_owed());
+        for group in offer.route.shared.iter().filter(|group| !elsewhere.iter().any(|share| share.id == group.id)) {
+            if has_come(group) && !picks.has(group.id) && is_new(group.id) && batch.deliver_to_one(group, offer.message, offer.now)
+            {
+                self.picked(batch, offer, group.id, Some(own), &[]);
+                if batch.picks.len() % PICKS_MAX == PICKS_MAX - 1 {
+                    batch.picks.push(Pick { share: UNDECIDED, broker: own });
+                }
+                last = Some(own);
+            }
+        }
+        for share in elsewhere.iter() {
             if picks.has(share.id) || !is_new(share.id) {
                 continue;
             }

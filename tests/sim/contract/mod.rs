@@ -205,6 +205,12 @@ fn share_groups_get_everything_once() {
     runs(12, SHARED);
 }
 
+/// This once lost two messages: they were published while nobody knew the group, and when that was known its member had come here.
+#[test]
+fn a_group_that_was_not_known_gets_what_was_published_also_if_it_has_come_here_since() {
+    run_all([100], SHARED_WANDERING);
+}
+
 #[test]
 fn members_of_share_groups_go_elsewhere() {
     runs(12, SHARED_WANDERING);
