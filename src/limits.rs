@@ -289,6 +289,22 @@ pub const HANDOVERS_MAX: usize = 256;
 pub const HANDOVERS_LARGE_MAX: usize = 8;
 /// Sessions that a broker which is to be empty offers to others, or hands over, at once.
 pub const OFFERS_MAX: usize = 64;
+/// What a replica of a session may hold beyond twice what the session may: messages, and KiB.
+pub const SHADOW_SPARE_MESSAGES: usize = 1_024;
+/// Replicas of a session.
+pub const SESSION_REPLICAS_MAX: u8 = 1;
+/// One letter of what a replica is told, bytes.
+pub const REPLICA_LETTER_BYTES: usize = 32 * 1024;
+/// Of these on their way at once, bytes.
+pub const REPLICA_WINDOW_BYTES: usize = 512 * 1024;
+/// What waits to be told, bytes; beyond, the replica is given up.
+pub const REPLICA_QUEUE_BYTES_MAX: usize = HANDOVER_BYTES_MAX + 64 * 1024 * 1024;
+/// Sessions that are copied to their replica together.
+pub const REPLICA_ROUND_SESSIONS_MAX: usize = 256;
+/// What is in these, bytes, or one that is larger.
+pub const REPLICA_ROUND_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Letters with covers.
+pub const REPLICA_CUT_PARTS_MAX: usize = 256;
 /// Clients that wait for their turn.
 pub const HANDOVERS_WAITING_MAX: usize = 20_000;
 /// Clients that have come at another broker of late while they were connected here.
@@ -325,6 +341,7 @@ pub const REGISTER_TELL_BYTES: usize = 32 * 1024;
 pub const REGISTER_FILTERS_MAX: usize = 1_000_000;
 
 const _: () = assert!(HANDOVER_PAGE_BYTES + 64 < LETTER_BYTES_MAX && HANDOVER_PAGES_AT_ONCE * LETTER_BYTES_MAX < LETTERS_BYTES_MAX);
+const _: () = assert!(REPLICA_LETTER_BYTES + 64 < LETTER_BYTES_MAX && REPLICA_WINDOW_BYTES < LETTERS_BYTES_MAX);
 const _: () = assert!(2 * LETTER_BYTES_MAX < LETTERS_BYTES_MAX && LETTERS_BYTES_MAX < POST_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES + 64 * 1024 + 128 < REGISTER_DELTA_BYTES_MAX);
 const _: () = assert!(REGISTER_DELTA_BYTES_MAX + SIGNATURE_BYTES_MAX + 64 < CONTROL_FRAME_BYTES_MAX);

@@ -38,6 +38,11 @@ impl Gauge {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Makes the value this.
+    pub fn set(&self, value: i64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// The value now.
     #[must_use]
     pub fn value(&self) -> i64 {
@@ -201,6 +206,14 @@ pub struct Metrics {
     pub sessions_yielded: Counter,
     /// Messages of QoS 1 and 2 that waited in these.
     pub dropped_yielded: Counter,
+    /// Sessions of this broker that are to have a replica elsewhere and have none at present.
+    pub sessions_unreplicated: Gauge,
+    /// Replicas here of other brokers' sessions.
+    pub sessions_shadowed: Gauge,
+    /// Sessions that went on from their replicas, for their brokers could not be reached.
+    pub sessions_promoted: Counter,
+    /// Times that the broker which had the replicas was given up.
+    pub replicas_given_up: Counter,
     /// Subscriptions of all sessions.
     pub subscriptions: Gauge,
     /// Shared ones among them.
@@ -331,6 +344,18 @@ impl Metrics {
                 "Sessions begun anew because the broker that has the client's could not be reached",
                 &self.sessions_unreachable,
             ),
+            gauge(
+                "sessions_unreplicated",
+                "Sessions that are to have a replica at another broker and have none at present",
+                &self.sessions_unreplicated,
+            ),
+            gauge("sessions_shadowed", "Replicas of other brokers' sessions", &self.sessions_shadowed),
+            counter(
+                "sessions_promoted",
+                "Sessions that went on from their replicas because their brokers could not be reached",
+                &self.sessions_promoted,
+            ),
+            counter("replicas_given_up", "Times that the broker with the replicas was given up", &self.replicas_given_up),
             counter("sessions_stayed", "Sessions that another broker asked for and did not take", &self.sessions_stayed),
             counter(
                 "sessions_yielded",

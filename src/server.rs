@@ -694,6 +694,9 @@ fn start_mesh(
     // What comes over the first link may have to be given on.
     router.join_mesh(Arc::clone(&replication));
     router.join_post(Arc::clone(post));
+    if mesh.session_replicas > 0 {
+        router.replicate_sessions();
+    }
     let handle = mesh::start(setup, replication, registers, Arc::clone(post), deliver, retained, subscribed)?;
     Ok(handle)
 }
@@ -823,6 +826,7 @@ async fn move_sessions(router: Arc<Router>, post: Arc<Post>) {
     loop {
         let news = poll_fn(|cx| match post.poll_received(cx).is_ready() || router.poll_claims(cx).is_ready() {
             true => Poll::Ready(()),
+            false if router.poll_replicas(cx).is_ready() => Poll::Ready(()),
             false => router.poll_fetches(cx),
         });
         // That the time is over is as good as news.

@@ -273,6 +273,9 @@ pub struct Mesh {
     pub subscribe_ack: SubscribeAck,
     /// When PUBACK and PUBREC are sent.
     pub publish_ack: PublishAck,
+    /// How many other brokers have a replica of each session of this one that outlives its connection; with persistence only.
+    #[serde(deserialize_with = "units::session_replicas")]
+    pub session_replicas: u8,
     /// Lower is likelier to become the root (802.1D-2004 17.13.7).
     pub priority: u16,
     /// What this broker can carry, as a power of two; more is likelier to become the root among equal priorities. `None`: measured from
@@ -347,6 +350,7 @@ impl Default for Mesh {
             replication: ReplicationMode::default(),
             subscribe_ack: SubscribeAck::default(),
             publish_ack: PublishAck::default(),
+            session_replicas: 0,
             priority: 32_768,
             capacity: None,
             costs: BTreeMap::new(),

@@ -317,6 +317,10 @@ pub(super) fn hops<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
     between(from, 1, limits::HOP_MAX.into())
 }
 
+pub(super) fn session_replicas<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    between(from, 0, limits::SESSION_REPLICAS_MAX.into())
+}
+
 pub(super) fn lanes<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
     between(from, 1, limits::LANES_MAX.into())
 }

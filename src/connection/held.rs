@@ -16,7 +16,7 @@ use crate::interest::EchoWait;
 use crate::limits::SUBSCRIBE_ACK_PATIENCE;
 use crate::replication::{self, Published, StableWaiter};
 use crate::router::Router;
-use crate::session::{Journal, Ticket, Waiter};
+use crate::session::{Awaited, Journal, Ticket, Waiter};
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ struct Batch {
     /// Bytes.
     count: usize,
     /// The change that must be safe.
-    number: u64,
+    awaited: Awaited,
     /// Batches of other connections that must be, too.
     others: Vec<Arc<Ticket>>,
     /// What other brokers must have dealt with.
@@ -48,10 +48,10 @@ struct Batch {
 impl Batch {
     /// Ready when all is safe.
     fn poll(&mut self, journal: &Journal, store: &mut Waiter, context: &mut Context<'_>) -> Poll<()> {
-        ready!(store.poll(self.number, context));
+        ready!(store.poll_for(self.awaited, context));
         while let Some(other) = self.others.last() {
-            match journal.awaited(other) {
-                Some(number) => ready!(store.poll(number, context)),
+            match journal.awaited_for(other, self.awaited.at_replica) {
+                Some(awaited) => ready!(store.poll_for(awaited, context)),
                 None => drop(self.others.pop()),
             }
         }
@@ -69,18 +69,24 @@ impl Held {
         self.0.as_ref().map_or(0, |waiting| waiting.bytes.len())
     }
 
-    /// Puts one batch's acknowledgements behind those of earlier ones; change `number`, and the batches of `others`, must be safe before they go, and other brokers must
+    /// Puts one batch's acknowledgements behind those of earlier ones; what is `awaited`, and the batches of `others`, must be safe before they go, and other brokers must
     /// have dealt with what was `published`.
-    pub(super) fn hold(&mut self, acknowledgements: &mut Vec<u8>, number: u64, others: Vec<Arc<Ticket>>, published: Published) {
+    pub(super) fn hold(
+        &mut self,
+        acknowledgements: &mut Vec<u8>,
+        awaited: Awaited,
+        others: Vec<Arc<Ticket>>,
+        published: Published,
+    ) {
         if acknowledgements.is_empty() {
             return;
         }
         let Waiting { bytes, batches, .. } = &mut **self.0.get_or_insert_default();
         match batches.back_mut() {
-            Some(last) if last.number >= number && others.is_empty() && published.is_empty() => {
+            Some(last) if last.awaited.includes(awaited) && others.is_empty() && published.is_empty() => {
                 last.count += acknowledgements.len()
             }
-            _ => batches.push_back(Batch { count: acknowledgements.len(), number, others, published }),
+            _ => batches.push_back(Batch { count: acknowledgements.len(), awaited, others, published }),
         }
         bytes.append(acknowledgements);
     }
@@ -221,8 +227,8 @@ mod tests {
         journal.append(&mut newer);
         let mut held = Held::default();
         let others = newer.take_others();
-        held.hold(&mut vec![1], newer.take_number(), others, Vec::new());
-        held.hold(&mut vec![2], 0, Vec::new(), Vec::new());
+        held.hold(&mut vec![1], newer.take_awaited(), others, Vec::new());
+        held.hold(&mut vec![2], Awaited::default(), Vec::new(), Vec::new());
         let mut context = Context::from_waker(std::task::Waker::noop());
         let mut sent = |held: &mut Held| {
             let mut sent = Vec::new();

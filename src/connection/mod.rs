@@ -493,19 +493,19 @@ impl Client {
     /// Appends the batch's answers to the outbox; acknowledgements of publishes wait until what they acknowledge is safe, and while the mesh lags or has to deal with it.
     fn answer(&mut self, scratch: &mut Scratch) {
         let others = scratch.batch.writes().take_others();
-        let number = scratch.batch.writes().take_number();
+        let awaited = scratch.batch.writes().take_awaited();
         let mut published = scratch.batch.take_published();
         if let Some(mesh) = self.router.mesh().filter(|_| std::mem::take(&mut scratch.has_repeats)) {
             published.extend(mesh.published_so_far());
         }
         if !scratch.acknowledgements.is_empty() {
-            let is_safe = number == 0 || self.router.journal().is_none_or(|journal| journal.committed() >= number);
+            let is_safe = awaited.number == 0 || self.router.journal().is_none_or(|journal| journal.has(awaited));
             let lags = self.router.mesh().is_some_and(|mesh| mesh.lagging());
             if (lags || !published.is_empty()) && self.held.is_empty() {
                 self.router.metrics().acknowledgements_held.add(1);
             }
             if lags || !is_safe || !others.is_empty() || !published.is_empty() || !self.held.is_empty() {
-                self.held.hold(&mut scratch.acknowledgements, number, others, published);
+                self.held.hold(&mut scratch.acknowledgements, awaited, others, published);
             }
         }
         self.barrier.raise(std::mem::take(&mut scratch.barrier));
@@ -619,8 +619,8 @@ impl Client {
             if let Some(journal) = self.router.journal()
                 && match state.next_to_send() {
                     NextToSend::Now => true,
-                    NextToSend::After(number) => {
-                        self.to_send.get_or_insert_with(|| Box::new(journal.waiter())).poll(number, cx).is_ready()
+                    NextToSend::After(awaited) => {
+                        self.to_send.get_or_insert_with(|| Box::new(journal.waiter())).poll_for(awaited, cx).is_ready()
                     }
                     NextToSend::Nothing => false,
                 }

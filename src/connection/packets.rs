@@ -137,6 +137,8 @@ impl Client {
             };
         }
         if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
+            // Before: whoever is alone with the sessions finds the identifier in the session and in the journal, or in neither.
+            self.router.enter(&mut scratch.batch);
             let received = self.session()?.receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
                 Ok(true) => {}
@@ -247,13 +249,14 @@ impl Client {
             return Ok(());
         }
         let released = Packet::PubRel(self.found(known, ack.packet_id));
-        let Some(number) = number else { return self.reply(&mut scratch.answers, &mut scratch.answers_count, &released) };
+        let Some(awaited) = number else { return self.reply(&mut scratch.answers, &mut scratch.answers_count, &released) };
         // Once the client has seen PUBREL it forgets the identifier: a restarted broker must know that the message has arrived.
-        scratch.batch.writes().wait_for(number);
+        scratch.batch.writes().await_for(awaited);
         self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &released)
     }
 
     fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        self.router.enter(&mut scratch.batch);
         let known = self.session()?.pubrel(scratch.batch.writes(), ack.packet_id);
         // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
         self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &Packet::PubComp(self.found(known, ack.packet_id)))

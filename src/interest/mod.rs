@@ -173,6 +173,12 @@ impl Interest {
         }
     }
 
+    /// What the way to a broker costs; none where messages do not reach it at present.
+    #[must_use]
+    pub fn cost(&self, broker: BrokerId) -> Option<u32> {
+        self.known.read().reach.cost(broker)
+    }
+
     /// What the ways to other brokers cost.
     pub fn set_costs(&self, costs: BTreeMap<BrokerId, u32>) {
         let mut all = self.change();
@@ -472,7 +478,7 @@ impl Follow for Interest {
                     }
                 }
                 Key::AskDealt | Key::Dealt(_) | Key::Leaving => all.tell(member, key, value.as_ref()),
-                Key::Session(_) | Key::Log | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
+                Key::Session(_) | Key::Replica | Key::Log | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
             }
         }
     }

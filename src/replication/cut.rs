@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Replication;
 use super::lane::Lane;
-use crate::ids::OriginLane;
+use crate::ids::{LaneId, OriginLane};
 
 /// Of one origin-lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,12 @@ pub struct Cover {
 pub type Covers = BTreeMap<OriginLane, Cover>;
 
 impl Replication {
+    /// The origin-lane of what local clients publish in a lane.
+    #[must_use]
+    pub fn own_stream(&self, lane: LaneId) -> Option<OriginLane> {
+        self.lane(lane).map(|lane| lane.own.id())
+    }
+
     /// Up to where sessions here have been given everything. Exact only on the exclusive side of [`Replication::quiesce`].
     #[must_use]
     pub fn delivered(&self) -> Covers {

@@ -35,6 +35,8 @@ pub(super) type Claimed = (u64, BrokerId);
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     known: DashMap<Arc<str>, Vec<Claimed>, ahash::RandomState>,
+    /// Where others have the replicas of their sessions.
+    replicas: Mutex<HashMap<BrokerId, BrokerId, ahash::RandomState>>,
     /// What is to be looked at.
     heard: Mutex<Vec<(Arc<str>, Claimed)>>,
     /// All members, and whether what they claim is known.
@@ -57,10 +59,16 @@ impl Claims {
     }
 
     fn forget(&self, by: BrokerId) {
+        self.replicas.lock().remove(&by);
         self.known.retain(|_, known| {
             known.retain(|(_, other)| *other != by);
             !known.is_empty()
         });
+    }
+
+    /// Who has the replicas of that broker's sessions, by its last word.
+    pub(super) fn replica_of(&self, broker: BrokerId) -> Option<BrokerId> {
+        self.replicas.lock().get(&broker).copied()
     }
 
     pub(super) fn is_incomplete(&self) -> bool {
@@ -97,6 +105,12 @@ impl Follow for Claims {
     fn changed(&self, by: BrokerId, changes: &[Change]) {
         let mut claims = Vec::new();
         for (key, value) in changes {
+            if *key == Key::Replica {
+                let replica = if let Some(Value::Replica(broker)) = value { Some(*broker) } else { None };
+                let mut replicas = self.replicas.lock();
+                replicas.remove(&by);
+                replicas.extend(replica.map(|replica| (by, replica)));
+            }
             let Key::Session(client_id) = key else { continue };
             let stamp = if let Some(Value::Claim(Claim { stamp })) = value { Some(*stamp) } else { None };
             self.note(client_id, by, stamp);

@@ -16,6 +16,7 @@ mod handover;
 mod picks;
 mod presence;
 mod publish;
+mod replica;
 mod restore;
 mod retained;
 mod route;

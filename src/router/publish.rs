@@ -229,9 +229,9 @@ impl Router {
         let picks = arrival.map_or(Picks::NONE, |arrival| arrival.picks);
         let memory = self.pressure.level();
         batch.begin(memory);
-        let followed = (route.is_moving && is_ours).then(Followed::default);
+        let followed = (route.is_followed && is_ours).then(Followed::default);
         batch.variants.source = match arrival.and_then(|arrival| arrival.id) {
-            Some(id) if route.is_moving => Some(Source::Link(id)),
+            Some(id) if route.is_followed => Some(Source::Link(id)),
             _ => followed.clone().map(Source::Own),
         };
         let mut stamp = None;
@@ -273,6 +273,8 @@ impl Router {
             let outcome = batch.deliver(target, message, now, true);
             batch.counts.add(outcome, message.payload.len());
         }
+        // A replica has what everybody gets; what share groups give is copied for it.
+        batch.variants.source = None;
         let offer = Offer { route: &route, message, publisher, now };
         let Some(mesh) = self.mesh().filter(|_| is_ours || !picks.is_empty()) else {
             // What comes over a link is for the groups that were picked for this broker, and for no others.
@@ -319,6 +321,13 @@ impl Router {
         }
         batch.publish_picks(mesh, message, 0, now);
         Routed::Done
+    }
+
+    /// From here to the end of the batch nobody is alone with the sessions: see [`LocalBatch::enter`]. No session is locked.
+    pub fn enter(&self, batch: &mut Batch) {
+        if let Some(mesh) = self.mesh() {
+            batch.mesh.enter(mesh);
+        }
     }
 
     /// How long the publisher of the batch is not to be read from, if it has made somebody's queue longer and memory is short.

@@ -153,8 +153,8 @@ pub(super) struct Route {
     pub(super) may_publish: bool,
     pub(super) targets: Vec<Target>,
     pub(super) shared: Vec<SharedTargets>,
-    /// One of the targets is on its way from or to another broker, which wants the topic for it.
-    pub(super) is_moving: bool,
+    /// One of the targets is on its way from or to another broker, or has a replica there, which wants the topic for it.
+    pub(super) is_followed: bool,
     /// What is [`Elsewhere`], a bit each, and above these the generation of other brokers' interest under which this was found.
     elsewhere: AtomicU64,
     /// The share groups with members elsewhere, likewise, once somebody has asked.
@@ -211,8 +211,8 @@ impl Route {
             })
             .collect();
         let shared = groups.into_values().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
-        let is_moving = targets.iter().any(|target| target.subscriber.is_moving());
-        Self { may_publish: true, targets, shared, is_moving, ..Self::default() }
+        let is_followed = targets.iter().any(|target| target.subscriber.is_followed());
+        Self { may_publish: true, targets, shared, is_followed, ..Self::default() }
     }
 
     /// Whether nobody here gets the topic.
@@ -227,14 +227,14 @@ impl Route {
         let remembered = self.elsewhere.load(Ordering::Relaxed);
         if remembered >> 3 == generation {
             let [is_wanted, has_shares, is_blind] = [1, 2, 4].map(|bit| remembered & bit == bit);
-            return Elsewhere { is_wanted: self.is_moving || is_wanted, has_shares, is_blind };
+            return Elsewhere { is_wanted: self.is_followed || is_wanted, has_shares, is_blind };
         }
         let is_wanted = interest.is_wanted_elsewhere(topic);
         let has_shares = interest.has_shares() && self.shares(topic, interest).iter().len() > 0;
         let is_blind = interest.is_blind();
         let found = u64::from(is_wanted) | u64::from(has_shares) << 1 | u64::from(is_blind) << 2;
         self.elsewhere.store((generation << 3) | found, Ordering::Relaxed);
-        Elsewhere { is_wanted: self.is_moving || is_wanted, has_shares, is_blind }
+        Elsewhere { is_wanted: self.is_followed || is_wanted, has_shares, is_blind }
     }
 
     /// The share groups of the topic, which is the route's, with members elsewhere. Likewise.

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use super::logged::{LogHead, Logged};
 use super::message::{StoredMessage, Will};
+use super::moved::Source;
 use super::subscriber::{SessionExpiry, SubscriberId, SubscriptionOptions};
 use crate::codec::{PacketId, QoS};
 use crate::ids::{BrokerId, LaneId, OriginLane, Stamp};
@@ -84,6 +85,13 @@ pub enum Change {
     Will(SubscriberId, u64, Arc<Will>),
     /// The will of that connection is gone: published, or cancelled.
     WillGone(SubscriberId, u64),
+    /// Whence the message of that order is, of which the next change says that it is placed. Of sessions with a replica only, and for that: the store writes
+    /// none of these three down.
+    Source(SubscriberId, Order, Source),
+    /// All that is in the session by now was copied for its replica, for the time of that number.
+    Copied(SubscriberId, u64),
+    /// What the session's client is to see only when it is safe waits from here on also until the replica knows of it that was copied then.
+    Guarded(SubscriberId, u64),
     /// A topic's retained message, and in a mesh when it was published.
     Retained(Arc<StoredMessage>, Option<Stamp>),
     /// A topic retains nothing any more. With a stamp: it was deleted then, which is to be remembered.
@@ -120,7 +128,10 @@ impl Change {
             | Self::Received(session, _)
             | Self::Completed(session, _)
             | Self::Will(session, ..)
-            | Self::WillGone(session, _) => Some(*session),
+            | Self::WillGone(session, _)
+            | Self::Source(session, ..)
+            | Self::Copied(session, _)
+            | Self::Guarded(session, _) => Some(*session),
             Self::Retained(..)
             | Self::Forgotten(..)
             | Self::Log(_)

@@ -4,13 +4,33 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::change::{Change, Entry, Head, Order, Stage};
-use super::journal::{Journal, Ticket, Writes};
+use super::journal::{Awaited, Journal, Ticket, Writes};
 use super::message::Will;
+use super::moved::Source;
 use super::outbound::{OutboundLimits, Queued};
 use super::subscriber::{SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 use crate::auth::Access;
 use crate::codec::{PacketId, QoS};
 use crate::limits::SUBSCRIPTION_OVERHEAD_BYTES;
+
+/// What is to be safe before the client of a durable session sees something of QoS 2.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gate<'a> {
+    journal: &'a Journal,
+    is_guarded: bool,
+}
+
+impl Gate<'_> {
+    /// What is waited for, where what `number` and the `ticket` say is not safe.
+    pub(super) fn awaited(&self, number: u64, ticket: Option<&Ticket>) -> Option<Awaited> {
+        let awaited = Awaited { number, at_replica: self.is_guarded };
+        if !self.journal.has(awaited) {
+            return Some(awaited);
+        }
+        let number = self.journal.awaited_at(ticket?, self.is_guarded)?;
+        Some(Awaited { number, at_replica: self.is_guarded })
+    }
+}
 
 /// Of one session, under its lock.
 #[derive(Debug)]
@@ -24,6 +44,10 @@ pub(super) struct Durable {
     pub(super) owner: Arc<str>,
     /// How many messages were placed.
     pub(super) placed: Order,
+    /// It has a replica, or is about to: whence its messages are is written down.
+    pub(super) is_followed: bool,
+    /// Its client does not see what the replica does not know of.
+    pub(super) is_guarded: bool,
     /// Batches with identifiers of the client's QoS 2 messages in their lists that have not ended, as far as is known: more than one only where the session
     /// was taken over in the middle of one.
     open: Vec<Arc<Ticket>>,
@@ -31,7 +55,17 @@ pub(super) struct Durable {
 
 impl Durable {
     pub(super) fn new(session: SubscriberId, client_id: Arc<str>, journal: Arc<Journal>) -> Self {
-        Self { session, journal, client_id, claim: 0, owner: Arc::default(), placed: 0, open: Vec::new() }
+        Self {
+            session,
+            journal,
+            client_id,
+            claim: 0,
+            owner: Arc::default(),
+            placed: 0,
+            is_followed: false,
+            is_guarded: false,
+            open: Vec::new(),
+        }
     }
 
     /// Names the message, and the change that places it.
@@ -41,9 +75,17 @@ impl Durable {
         Change::Placed(self.session, queued.order, queued.entry(stage))
     }
 
+    /// Before it is placed: whence it is, if that is to be known.
+    pub(super) fn name(&self, writes: &mut Writes, order: Order, source: Option<&Source>) {
+        if let Some(source) = source.filter(|_| self.is_followed) {
+            writes.push(Change::Source(self.session, order, source.clone()));
+        }
+    }
+
     /// Places the message with the rest of the batch.
-    pub(super) fn place(&mut self, writes: &mut Writes, queued: &mut Queued, stage: Stage) {
+    pub(super) fn place(&mut self, writes: &mut Writes, queued: &mut Queued, stage: Stage, source: Option<&Source>) {
         let change = self.placing(queued, stage);
+        self.name(writes, queued.order, source);
         writes.push(change);
         if queued.qos == QoS::ExactlyOnce {
             queued.ticket = Some(writes.ticket());
@@ -53,6 +95,9 @@ impl Durable {
     /// Says with the batch what becomes of an identifier of the client's.
     pub(super) fn identify(&mut self, writes: &mut Writes, change: Change) {
         writes.push(change);
+        if self.is_guarded {
+            writes.guard();
+        }
         if self.open.last().is_none_or(|last| !writes.is_ticket(last)) {
             self.open.retain(|open| open.number().is_none());
             self.open.push(writes.ticket());
@@ -63,6 +108,19 @@ impl Durable {
     pub(super) fn wait_for_all(&self, writes: &mut Writes) {
         self.open.iter().for_each(|open| writes.wait_for_batch(open));
         writes.wait_for(self.journal.last());
+        if self.is_guarded {
+            writes.guard();
+        }
+    }
+
+    /// What is waited for before the client sees what change `number` says.
+    pub(super) fn awaited(&self, number: u64) -> Awaited {
+        Awaited { number, at_replica: self.is_guarded }
+    }
+
+    /// What tells when the client may see something.
+    pub(super) fn gate(&self) -> Gate<'_> {
+        Gate { journal: &self.journal, is_guarded: self.is_guarded }
     }
 
     pub(super) fn stage(&self, order: Order, stage: Stage) -> u64 {
@@ -120,13 +178,14 @@ pub struct RestoredSession {
 
 /// The client was connected when the broker died. A QoS 1 message does not wait until it is written that it was sent, so the first of those that wait may have
 /// been: they are sent again as what they may be, duplicates [MQTT-3.3.1-1]. One of QoS 2 was not, nor what waits behind it.
-fn suppose_sent(entries: &mut [(Order, Entry)], inflight_max: u16) {
+pub(super) fn suppose_sent<'a>(entries: impl Iterator<Item = &'a mut Entry>, inflight_max: u16) {
     let serial = |entry: &Entry| match entry.stage {
         Stage::Published(serial) | Stage::Released(serial) => Some(serial.saturating_add(1)),
         Stage::Queued => None,
     };
-    let next = entries.iter().filter_map(|(_, entry)| serial(entry)).max().unwrap_or(0);
-    let waiting = entries.iter_mut().map(|(_, entry)| entry).filter(|entry| entry.stage == Stage::Queued);
+    let entries: Vec<_> = entries.collect();
+    let next = entries.iter().filter_map(|entry| serial(entry)).max().unwrap_or(0);
+    let waiting = entries.into_iter().filter(|entry| entry.stage == Stage::Queued);
     let perhaps = waiting.take_while(|entry| entry.qos == QoS::AtLeastOnce).take(inflight_max.into());
     (next..).zip(perhaps).for_each(|(serial, entry)| entry.stage = Stage::Published(serial));
 }
@@ -139,7 +198,7 @@ impl RestoredSession {
     pub(crate) fn into_subscriber(self, limits: OutboundLimits, journal: &Arc<Journal>) -> Subscriber {
         let Self { session, head, subscriptions, mut entries, received, will } = self;
         if head.left_at.is_none() {
-            suppose_sent(&mut entries, limits.inflight_max);
+            suppose_sent(entries.iter_mut().map(|(_, entry)| entry), limits.inflight_max);
         }
         let subscriber = Subscriber::new(session, head.client_id, limits, Some(journal));
         subscriber.restored(RESTORED_EPOCH);
@@ -187,7 +246,7 @@ mod tests {
         ];
         let stages = |inflight_max: u16| {
             let mut entries: Vec<_> = (1..).zip(kept.map(|(qos, stage)| entry(qos, stage))).collect();
-            suppose_sent(&mut entries, inflight_max);
+            suppose_sent(entries.iter_mut().map(|(_, entry)| entry), inflight_max);
             entries.into_iter().skip(2).map(|(_, entry)| entry.stage).collect::<Vec<_>>()
         };
         let (queued, perhaps) = (Stage::Queued, Stage::Published);

@@ -27,6 +27,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::change::{Change, Head, Order};
 use super::logged::LogHead;
 use super::subscriber::SubscriberId;
+use super::tap::{Heard, Tap};
 use crate::ids::{LaneId, OriginLane};
 
 /// Size of the list at which it is shortened for the first time.
@@ -62,8 +63,19 @@ pub struct Writes {
     covers: Vec<(OriginLane, u64)>,
     ticket: Option<Arc<Ticket>>,
     number: u64,
+    /// That must be known to the session's replica, too.
+    is_guarded: bool,
     /// Of other batches, which have not ended.
     others: Vec<Arc<Ticket>>,
+}
+
+/// A change that somebody waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Awaited {
+    /// Its number; 0: nothing is waited for.
+    pub number: u64,
+    /// It is to be known to the session's replica as well.
+    pub at_replica: bool,
 }
 
 impl Writes {
@@ -111,7 +123,7 @@ impl Writes {
 
     /// The next batch begins. What another client's has left behind waits for itself.
     pub fn begin(&mut self) {
-        self.number = 0;
+        (self.number, self.is_guarded) = (0, false);
         self.others.clear();
     }
 
@@ -122,7 +134,31 @@ impl Writes {
 
     /// The number that the batch's acknowledgements wait for, 0 if none; the next batch begins.
     pub fn take_number(&mut self) -> u64 {
-        std::mem::take(&mut self.number)
+        self.take_awaited().number
+    }
+
+    /// Likewise, with whether that is to be known to the session's replica.
+    pub fn take_awaited(&mut self) -> Awaited {
+        Awaited { number: std::mem::take(&mut self.number), at_replica: std::mem::take(&mut self.is_guarded) }
+    }
+
+    /// What the batch acknowledges waits for that.
+    pub fn await_for(&mut self, awaited: Awaited) {
+        self.wait_for(awaited.number);
+        self.is_guarded |= awaited.at_replica;
+    }
+
+    /// What the batch acknowledges is to be known to the session's replica first.
+    pub(super) fn guard(&mut self) {
+        self.is_guarded = true;
+    }
+}
+
+impl Awaited {
+    /// Who has waited for this has waited for `other`.
+    #[must_use]
+    pub fn includes(self, other: Self) -> bool {
+        self.number >= other.number && (self.at_replica || !other.at_replica)
     }
 }
 
@@ -136,6 +172,7 @@ pub struct Journal {
     state: ReadMostly,
     waiting: Mutex<BTreeMap<(u64, u64), Waker>>,
     waiters_made: AtomicU64,
+    tap: Tap,
 }
 
 /// Read by every batch, also of clients of which nothing is written down: on a cache line apart from what every change writes.
@@ -148,6 +185,8 @@ struct ReadMostly {
     failing: AtomicBool,
     ended: AtomicBool,
     committed: AtomicU64,
+    /// Up to which change replicas know of everything; nobody waits for it while the tap is closed.
+    replicated: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -192,7 +231,9 @@ impl Journal {
         let mut before = None;
         let mut bytes = 0;
         for change in &writes.changes {
-            bytes += cost(change, before.replace(change));
+            bytes += cost(change, before);
+            // It stands between those that share a message.
+            before = if matches!(change, Change::Source(..)) { before } else { Some(change) };
         }
         let mut list = self.list.lock();
         list.bytes += bytes;
@@ -293,6 +334,59 @@ impl Journal {
         self.state.committed.load(Ordering::Acquire)
     }
 
+    /// Number up to which all is safe, and known to the replica where there is one.
+    #[must_use]
+    pub fn confirmed(&self) -> u64 {
+        let committed = self.committed();
+        if self.tap.is_open() { committed.min(self.state.replicated.load(Ordering::Acquire)) } else { committed }
+    }
+
+    /// Whether what is waited for has come.
+    #[must_use]
+    pub fn has(&self, awaited: Awaited) -> bool {
+        self.reached(awaited.at_replica) >= awaited.number
+    }
+
+    fn reached(&self, at_replica: bool) -> u64 {
+        if at_replica { self.confirmed() } else { self.committed() }
+    }
+
+    /// From now on what happens to sessions is [heard](Self::heard), once it is safe, by whoever tells replicas of it, and [confirmed](Self::confirm).
+    pub fn open_tap(&self) {
+        let replicated = self.last();
+        self.tap.set_open(true, || self.state.replicated.store(replicated, Ordering::Release));
+    }
+
+    /// There is no replica any more: nobody waits for it.
+    pub fn close_tap(&self) {
+        self.tap.set_open(false, || {});
+        self.wake_up_to(self.committed());
+    }
+
+    /// What has become safe and is to be told.
+    pub fn heard(&self) -> Heard {
+        self.tap.heard()
+    }
+
+    /// Ready where [`heard`](Self::heard) has something; until then the one task that tells is woken when there is.
+    pub fn poll_heard(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.tap.poll(context)
+    }
+
+    /// Replicas know of all that was heard up to `number`.
+    pub fn confirm(&self, number: u64) {
+        self.tap.confirm(number, || self.state.replicated.store(number, Ordering::Release));
+        self.wake_up_to(self.confirmed());
+    }
+
+    fn wake_up_to(&self, number: u64) {
+        let mut waiting = self.waiting.lock();
+        let rest = waiting.split_off(&(number.saturating_add(1), 0));
+        let ready = std::mem::replace(&mut *waiting, rest);
+        drop(waiting);
+        ready.into_values().for_each(Waker::wake);
+    }
+
     /// Nothing can be written at present: the disk is full, or worse.
     #[must_use]
     pub fn is_failing(&self) -> bool {
@@ -302,13 +396,24 @@ impl Journal {
     /// The number for which one who has `ticket` must wait; none: it is safe.
     #[must_use]
     pub fn awaited(&self, ticket: &Ticket) -> Option<u64> {
+        self.awaited_at(ticket, false)
+    }
+
+    /// Likewise, as it is waited for; if it is said, also at the replica.
+    #[must_use]
+    pub fn awaited_for(&self, ticket: &Ticket, at_replica: bool) -> Option<Awaited> {
+        self.awaited_at(ticket, at_replica).map(|number| Awaited { number, at_replica })
+    }
+
+    /// Likewise, where it is to be known to the session's replica as well.
+    pub(super) fn awaited_at(&self, ticket: &Ticket, at_replica: bool) -> Option<u64> {
         // In this order: whoever does not see the ticket's number has not seen its changes counted either, so that it is one of those to come.
         let next = self.last() + 1;
         let number = match ticket.0.load(Ordering::Acquire) {
             u64::MAX => next,
             number => number,
         };
-        (number > self.committed()).then_some(number)
+        (number > self.reached(at_replica)).then_some(number)
     }
 
     /// For the store: moves all there is into `into` and returns the number of its last change. Where there is nothing, waits so long. None: the journal
@@ -328,11 +433,17 @@ impl Journal {
         if list.changes.is_empty() && list.covers.is_empty() && list.stopped {
             return None;
         }
+        let before = into.len();
         into.append(&mut list.changes);
         into.extend(list.covers.drain().map(|(stream, cover)| Change::Cover(stream, cover)));
         (list.bytes, list.shorten_at) = (0, 0);
         self.state.behind.store(false, Ordering::Relaxed);
-        Some(self.last.load(Ordering::Relaxed))
+        let last = self.last.load(Ordering::Relaxed);
+        drop(list);
+        if self.tap.is_open() {
+            self.tap.take(into.get(before..).unwrap_or_default());
+        }
+        Some(last)
     }
 
     fn sleep(&self, list: &mut MutexGuard<'_, List>, patience: Duration) {
@@ -345,11 +456,10 @@ impl Journal {
     pub fn commit(&self, number: u64) {
         self.state.failing.store(self.state.ended.load(Ordering::Acquire), Ordering::Release);
         self.state.committed.store(number, Ordering::Release);
-        let mut waiting = self.waiting.lock();
-        let rest = waiting.split_off(&(number + 1, 0));
-        let ready = std::mem::replace(&mut *waiting, rest);
-        drop(waiting);
-        ready.into_values().for_each(Waker::wake);
+        if self.tap.is_open() {
+            self.tap.commit(number, || self.state.replicated.store(number, Ordering::Release));
+        }
+        self.wake_up_to(number);
     }
 
     /// For the store: nothing can be written. All who wait are woken, for some of them need not wait any longer.
@@ -403,6 +513,9 @@ fn cost(change: &Change, before: Option<&Change>) -> usize {
         | Change::Received(..)
         | Change::Completed(..)
         | Change::WillGone(..)
+        | Change::Source(..)
+        | Change::Copied(..)
+        | Change::Guarded(..)
         | Change::Log(..)
         | Change::LogGone(..)
         | Change::Cover(..)
@@ -414,8 +527,12 @@ fn cost(change: &Change, before: Option<&Change>) -> usize {
 }
 
 fn size(changes: &[Change]) -> usize {
-    let mut before = None;
-    changes.iter().map(|change| cost(change, before.replace(change))).sum()
+    let (mut before, mut bytes) = (None, 0);
+    for change in changes {
+        bytes += cost(change, before);
+        before = if matches!(change, Change::Source(..)) { before } else { Some(change) };
+    }
+    bytes
 }
 
 /// One task that waits for a number. Dropped, it waits no more.
@@ -429,7 +546,13 @@ pub struct Waiter {
 impl Waiter {
     /// Ready once everything up to change `number` is safe. Until then the task is woken when it is, or when the store begins to fail.
     pub fn poll(&mut self, number: u64, context: &mut Context<'_>) -> Poll<()> {
-        if self.journal.committed() >= number {
+        self.poll_for(Awaited { number, at_replica: false }, context)
+    }
+
+    /// Likewise of what is to be known to the session's replica, too, if it is.
+    pub fn poll_for(&mut self, awaited: Awaited, context: &mut Context<'_>) -> Poll<()> {
+        let number = awaited.number;
+        if self.journal.has(awaited) {
             return Poll::Ready(());
         }
         let mut waiting = self.journal.waiting.lock();
@@ -439,7 +562,7 @@ impl Waiter {
         waiting.insert((number, self.number), context.waker().clone());
         drop(waiting);
         // The commit may have come between: it looks at those who wait after it has raised the number.
-        if self.journal.committed() >= number { Poll::Ready(()) } else { Poll::Pending }
+        if self.journal.has(awaited) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -545,6 +668,9 @@ impl Later {
             // Counted below; or bounded by what there is.
             Change::Received(..)
             | Change::Completed(..)
+            | Change::Source(..)
+            | Change::Copied(..)
+            | Change::Guarded(..)
             | Change::Cover(..)
             | Change::CoverGone(_)
             | Change::Member(_)

@@ -17,6 +17,7 @@ use super::journal::{Journal, Writes};
 use super::message::{Message, StoredMessage};
 use super::outbound::Outbound;
 use super::record::{self, Content, Record, RecordError};
+use super::shadow::Shadow;
 use super::subscriber::{SessionExpiry, State, Subscriber, SubscriptionOptions};
 use crate::codec::{PacketId, QoS};
 use crate::ids::{MessageId, ShareId};
@@ -32,7 +33,9 @@ pub enum Source {
 }
 
 impl Source {
-    fn id(&self) -> Option<&MessageId> {
+    /// Its id, once it is known.
+    #[must_use]
+    pub fn id(&self) -> Option<&MessageId> {
         match self {
             Self::Link(id) => Some(id),
             Self::Own(id) => id.get(),
@@ -47,6 +50,8 @@ pub(crate) enum Moving {
     Leaving { left_behind: Vec<(ShareId, Arc<StoredMessage>)> },
     /// To here. Whence the messages are that wait in it, by their order.
     Coming { sources: Vec<Option<Source>> },
+    /// Nowhere: it is a replica of another broker's.
+    Shadow(Box<Shadow>),
 }
 
 /// A session without what waits in it.
@@ -128,7 +133,7 @@ impl MovedHead {
 impl MovedContent {
     /// Of a session.
     pub(crate) fn of(state: &State) -> Self {
-        Self { entries: state.outbound.entries().collect(), received: state.inbound.open().collect() }
+        Self { entries: state.outbound.entries().map(|(_, entry)| entry).collect(), received: state.inbound.open().collect() }
     }
 
     /// Appends the form in which it travels.
@@ -221,8 +226,7 @@ impl Subscriber {
     pub(crate) fn come(&self, head: &MovedHead) {
         let mut state = self.lock();
         (state.expiry, state.epoch) = (head.expiry, RESTORED_EPOCH);
-        state.subscriptions_bytes = head.subscriptions.iter().map(|(filter, _)| filter.len() + SUBSCRIPTION_OVERHEAD_BYTES).sum();
-        state.subscriptions = head.subscriptions.iter().cloned().collect();
+        state.subscribe_as(head);
         state.moving = Some(Moving::Coming { sources: Vec::new() });
         self.restored(RESTORED_EPOCH);
         self.set_moving(true);
@@ -259,6 +263,13 @@ impl Subscriber {
 }
 
 impl State {
+    /// It has these subscriptions.
+    pub(crate) fn subscribe_as(&mut self, head: &MovedHead) {
+        let bytes = |(filter, _): &(Box<str>, SubscriptionOptions)| filter.len() + SUBSCRIPTION_OVERHEAD_BYTES;
+        self.subscriptions_bytes = head.subscriptions.iter().map(bytes).sum();
+        self.subscriptions = head.subscriptions.iter().cloned().collect();
+    }
+
     /// A share group has given it a message.
     pub(crate) fn leave_behind(&mut self, share: ShareId, message: Arc<StoredMessage>) {
         if let Some(Moving::Leaving { left_behind }) = &mut self.moving {
@@ -266,7 +277,7 @@ impl State {
         }
     }
 
-    fn take_in(
+    pub(super) fn take_in(
         &mut self,
         subscriber: &Subscriber,
         entries: impl Iterator<Item = Entry>,

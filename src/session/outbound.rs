@@ -11,7 +11,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::change::{Entry, Order, Stage};
-use super::journal::{Journal, Ticket};
+use super::durable::Gate;
+use super::journal::{Awaited, Ticket};
 use super::message::{Delivery, StoredMessage};
 use crate::codec::{PacketId, QoS};
 
@@ -111,7 +112,7 @@ pub enum NextToSend {
     /// What may go.
     Now,
     /// Something, when that change is safe.
-    After(u64),
+    After(Awaited),
 }
 
 /// What became of a PUBREC.
@@ -396,13 +397,13 @@ impl Outbound {
         self.inflight.iter_mut().for_each(|open| open.counted = false);
     }
 
-    /// The next entry to be sent, or to be sent again, that the window allows; PUBREL needs no room. In a durable session, which has a journal, what must
+    /// The next entry to be sent, or to be sent again, that the window allows; PUBREL needs no room. In a durable session, which has a gate, what must
     /// be safe before waits until it is. Call until `None`.
-    pub(super) fn resend(&mut self, window: u16, journal: Option<&Journal>) -> Option<Resend> {
+    pub(super) fn resend(&mut self, window: u16, gate: Option<Gate<'_>>) -> Option<Resend> {
         loop {
             let full = self.counted >= usize::from(window);
             let open = self.inflight.get_mut(self.resent)?;
-            if journal.is_some_and(|journal| open.awaited(journal).is_some()) {
+            if gate.is_some_and(|gate| open.awaited(gate).is_some()) {
                 return None;
             }
             let id = packet_id(open.serial);
@@ -430,10 +431,10 @@ impl Outbound {
     }
 
     /// What [`Self::resend`] would do.
-    pub(super) fn next_to_send(&self, window: u16, journal: &Journal) -> NextToSend {
+    pub(super) fn next_to_send(&self, window: u16, gate: Gate<'_>) -> NextToSend {
         let Some(open) = self.inflight.get(self.resent) else { return NextToSend::Nothing };
-        match open.awaited(journal) {
-            Some(number) => NextToSend::After(number),
+        match open.awaited(gate) {
+            Some(awaited) => NextToSend::After(awaited),
             None if open.released || self.counted < usize::from(window) => NextToSend::Now,
             None => NextToSend::Nothing,
         }
@@ -446,13 +447,13 @@ impl Outbound {
     }
 
     /// All that is kept for the client, in its order.
-    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = (Order, Entry)> {
         let in_flight = self.inflight.iter().filter_map(|open| match &open.message {
-            _ if open.released => Some(Entry::released(open.serial)),
-            Some(queued) => Some(queued.entry(Stage::Published(open.serial))),
+            _ if open.released => Some((open.order, Entry::released(open.serial))),
+            Some(queued) => Some((open.order, queued.entry(Stage::Published(open.serial)))),
             None => None,
         });
-        in_flight.chain(self.queue.iter().map(|queued| queued.entry(Stage::Queued)))
+        in_flight.chain(self.queue.iter().map(|queued| (queued.order, queued.entry(Stage::Queued))))
     }
 
     /// What waits behind the window.
@@ -501,14 +502,11 @@ impl Outbound {
 
 impl Inflight {
     /// The change for which it waits: at QoS 2 the client must not know an identifier, nor that it was released, which the store does not.
-    fn awaited(&self, journal: &Journal) -> Option<u64> {
+    fn awaited(&self, gate: Gate<'_>) -> Option<Awaited> {
         if self.qos != QoS::ExactlyOnce {
             return None;
         }
-        if self.written > journal.committed() {
-            return Some(self.written);
-        }
-        journal.awaited(self.message.as_ref()?.ticket.as_deref()?)
+        gate.awaited(self.written, self.message.as_ref().and_then(|queued| queued.ticket.as_deref()))
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::change::{Change, Order, Stage};
 use super::durable::Durable;
 use super::inbound::{Inbound, QuotaExceeded};
-use super::journal::{Journal, Writes};
+use super::journal::{Awaited, Journal, Writes};
 use super::message::{Delivery, Message, StoredMessage, Will};
 use super::moved::Moving;
 use super::outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits, PubRec, Queued, Resend};
@@ -182,6 +182,8 @@ pub struct Subscriber {
     epoch: AtomicU64,
     /// [`State::moving`] for those who must not take the lock. Who changes it makes routes void.
     is_moving: AtomicBool,
+    /// It has a replica elsewhere: see [`Self::is_followed`].
+    is_followed: AtomicBool,
     /// It came from another broker in this life of the broker: whatever is still to come is owed to it.
     is_owed: AtomicBool,
     access: ArcSwapOption<Access>,
@@ -199,6 +201,7 @@ impl Subscriber {
             heard_at_ms: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             is_moving: AtomicBool::new(false),
+            is_followed: AtomicBool::new(false),
             is_owed: AtomicBool::new(false),
             access: ArcSwapOption::empty(),
             state: Mutex::new(State {
@@ -279,7 +282,22 @@ impl Subscriber {
         self.is_owed.store(true, Ordering::Release);
     }
 
-    /// Whether it is on its way between brokers: then what is for it is wanted elsewhere.
+    /// Whether the places of its messages in the logs of their brokers matter: it is on its way between brokers, or has a replica at another. Then what is for it is
+    /// wanted elsewhere.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.is_moving() || self.is_followed.load(Ordering::Acquire)
+    }
+
+    /// The session, whose locked state is `state`, is about to have a replica, or has none any more. Whether it can have one. Who changes it makes routes void.
+    pub(crate) fn follow(&self, state: &mut State, is_followed: bool) -> bool {
+        let is_kept = !state.ended && state.expiry != SessionExpiry::WithConnection && state.moving.is_none();
+        let Some(durable) = state.durable.as_mut().filter(|_| is_kept || !is_followed) else { return false };
+        (durable.is_followed, durable.is_guarded) = (is_followed, false);
+        self.is_followed.store(is_followed, Ordering::Release);
+        true
+    }
+
+    /// Whether it is on its way between brokers.
     pub(crate) fn is_moving(&self) -> bool {
         self.is_moving.load(Ordering::Acquire)
     }
@@ -362,7 +380,9 @@ impl State {
             return (Outcome::Away, None);
         }
         let Some(connected) = self.connected else {
-            return (self.deliver_away(variants, writes, message, delivery), None);
+            let outcome = self.deliver_away(variants, writes, message, delivery);
+            let waits = if let Some(Moving::Shadow(shadow)) = &mut self.moving { shadow.take_waker() } else { None };
+            return (outcome, waits);
         };
         let has_room = !self.outbox.is_full(variants.memory);
         if delivery.qos == QoS::AtMostOnce {
@@ -430,6 +450,9 @@ impl State {
     }
 
     fn queue(&mut self, variants: &mut Variants, writes: &mut Writes, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
+        if let Some(Moving::Shadow(shadow)) = &mut self.moving {
+            return shadow.arrive(variants, message, delivery);
+        }
         if variants.memory == Level::Full {
             return Outcome::DroppedFull;
         }
@@ -441,7 +464,7 @@ impl State {
         let mut queued = Queued::new(variants.stored(message), delivery);
         // QoS 0 is not kept on disk.
         if let Some(durable) = self.durable.as_mut().filter(|_| delivery.qos != QoS::AtMostOnce) {
-            durable.place(writes, &mut queued, Stage::Queued);
+            durable.place(writes, &mut queued, Stage::Queued, variants.source.as_ref());
         }
         if let Some(Moving::Coming { sources }) = &mut self.moving {
             sources.push(variants.source.clone());
@@ -466,7 +489,7 @@ impl State {
         }
         let mut queued = Queued::new(variants.stored(message), delivery);
         if let Some(durable) = &mut self.durable {
-            durable.place(writes, &mut queued, Stage::Published(self.outbound.next_serial()));
+            durable.place(writes, &mut queued, Stage::Published(self.outbound.next_serial()), variants.source.as_ref());
         }
         self.outbound.stage(queued);
         (Outcome::Staged, self.outbox.owner_to_wake())
@@ -498,8 +521,9 @@ impl State {
             _ => None,
         };
         let is_sent = self.send(variants, message, delivery, kept, connected, now);
-        if is_sent {
-            placed.into_iter().for_each(|change| writes.push(change));
+        if let (true, Some(placed), Some(durable)) = (is_sent, placed, &self.durable) {
+            durable.name(writes, durable.placed, variants.source.as_ref());
+            writes.push(placed);
         }
         is_sent
     }
@@ -549,8 +573,8 @@ impl State {
         pumped: &mut Pumped,
     ) {
         while !self.outbox.is_full(variants.memory) {
-            let journal = self.durable.as_ref().map(|durable| &*durable.journal);
-            let Some(resend) = self.outbound.resend(connected.window, journal) else { break };
+            let gate = self.durable.as_ref().map(|durable| durable.gate());
+            let Some(resend) = self.outbound.resend(connected.window, gate) else { break };
             let (id, queued, dup) = match resend {
                 Resend::PubRel(id) => {
                     self.send_pubrel(id, connected.version);
@@ -642,7 +666,7 @@ impl State {
     #[must_use]
     pub fn next_to_send(&self) -> NextToSend {
         match (&self.durable, self.connected) {
-            (Some(durable), Some(connected)) => self.outbound.next_to_send(connected.window, &durable.journal),
+            (Some(durable), Some(connected)) => self.outbound.next_to_send(connected.window, durable.gate()),
             _ => NextToSend::Nothing,
         }
     }
@@ -674,7 +698,7 @@ impl State {
     ///
     /// # Errors
     /// When the identifier is that of another exchange.
-    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> Result<(bool, Option<u64>), OutOfOrder> {
+    pub fn pubrec(&mut self, id: PacketId, refused: bool) -> Result<(bool, Option<Awaited>), OutOfOrder> {
         let known = self.outbound.pubrec(id, refused)?;
         let Some(durable) = &self.durable else { return Ok((known != PubRec::Unknown, None)) };
         Ok(match known {
@@ -686,9 +710,9 @@ impl State {
             PubRec::Released(order, serial) => {
                 let number = durable.stage(order, Stage::Released(serial));
                 self.outbound.released(order, number);
-                (true, Some(number))
+                (true, Some(durable.awaited(number)))
             }
-            PubRec::Again(number) => (true, Some(number)),
+            PubRec::Again(number) => (true, Some(durable.awaited(number))),
         })
     }
 

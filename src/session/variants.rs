@@ -58,6 +58,7 @@ impl Variants {
     /// The message is one that is stored already: what waits shares it.
     pub fn begin_stored(&mut self, message: &Arc<StoredMessage>) {
         self.begin();
+        self.source = None;
         self.payload = Some(message.payload.clone());
         self.stored = Some(Arc::clone(message));
     }

@@ -209,6 +209,7 @@ impl Mirror {
             Change::Completed(session, id) => self.complete(session, id),
             Change::Will(session, epoch, will) => self.set_will(session, epoch, will, 0),
             Change::WillGone(session, epoch) => self.forget_will(session, Some(epoch)),
+            Change::Source(..) | Change::Copied(..) | Change::Guarded(..) => {}
             Change::Retained(message, stamp) => self.retain(message, stamp, 0),
             Change::Forgotten(topic, Some(stamp)) => self.delete(topic, stamp, 0),
             Change::Forgotten(topic, None) => self.forget(&topic),

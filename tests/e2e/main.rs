@@ -38,6 +38,7 @@ mod relay;
 mod reload;
 #[path = "../sim/stp/replay.rs"]
 mod replay;
+mod replicas;
 mod restart;
 mod retained;
 mod serve;

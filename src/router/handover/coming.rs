@@ -7,7 +7,7 @@ use dashmap::Entry as Slot;
 
 use super::pages::{Pages, Took};
 use super::word::{Outcome, Part, Why, Word, read_covers_before};
-use super::{Line, Machine, PATIENCE, PATIENCE_HEAD, REPEAT, Request, Turn, Verdict, Waiting};
+use super::{Line, Machine, PATIENCE, PATIENCE_HEAD, Promotion, REPEAT, Request, Turn, Verdict, Waiting};
 use crate::auth::Access;
 use crate::frame::Reader;
 use crate::ids::{BrokerId, MessageId};
@@ -49,6 +49,8 @@ pub(super) struct Coming {
     is_large: bool,
     /// What is in it, bytes.
     owed: usize,
+    /// Who has the session's replica was asked.
+    asked_replica: bool,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Coming {
             since,
             is_large: false,
             owed: 0,
+            asked_replica: false,
         }
     }
 
@@ -354,18 +357,24 @@ impl Machine {
         if router.journal.as_ref().is_some_and(|journal| journal.committed() < *number) {
             return;
         }
-        let Some(Coming { mut line, stamp, is_offered, waiting, .. }) = self.coming.remove(client_id) else { return };
+        let Some(Coming { line, stamp, is_offered, waiting, .. }) = self.coming.remove(client_id) else { return };
+        router.metrics.sessions_fetched.add(1);
+        self.is_here(turn, client_id, stamp, line);
+        if is_offered && let Some(subscriber) = router.session(client_id) {
+            router.judge_newcomer(turn.batch, &subscriber, turn.now);
+        }
+        waiting.into_iter().for_each(|waiting| waiting.say(Verdict::Proceed));
+    }
+
+    /// A session is here, safely: everybody is told, first who had it.
+    pub(super) fn is_here(&mut self, turn: &Turn<'_>, client_id: &Arc<str>, stamp: u64, mut line: Line) {
+        let router = turn.router;
         router.handover.forwarded.remove(client_id);
         // Unless it has ended meanwhile, or has been claimed anew.
         if let Some(subscriber) = router.registry.get(client_id).filter(|subscriber| subscriber.lock().claimed == stamp) {
             router.claim(&subscriber, stamp);
         }
-        if is_offered && let Some(subscriber) = router.session(client_id) {
-            router.judge_newcomer(turn.batch, &subscriber, turn.now);
-        }
-        router.metrics.sessions_fetched.add(1);
         turn.write(line.peer, line.id, &Word::Done { stamp, client_id });
-        waiting.into_iter().for_each(|waiting| waiting.say(Verdict::Proceed));
         line.asked_at = turn.now;
         let echo = router.registers().map(|registers| registers.own().ask_echo()).unwrap_or_default();
         let client_id = Arc::clone(client_id);
@@ -374,13 +383,10 @@ impl Machine {
 
     /// The move is given up, and the old broker told so.
     pub(super) fn stop_coming(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, verdict: Verdict) {
-        let Some(Coming { line, stage, waiting, .. }) = self.coming.remove(client_id) else { return };
-        turn.write(line.peer, line.id, &Word::Cancel);
-        if let Stage::Content { draft, .. } | Stage::CatchingUp { draft, .. } = stage {
-            let mut state = draft.subscriber.lock();
-            state.subscriptions.retain(|text, _| !topic::is_shared(text));
-            turn.router.end(&draft.subscriber, state, turn.batch.writes());
-        }
+        let Some(mut coming) = self.coming.remove(client_id) else { return };
+        turn.write(coming.line.peer, coming.line.id, &Word::Cancel);
+        coming.end_draft(turn);
+        let waiting = coming.waiting;
         for waiting in waiting {
             match verdict {
                 Verdict::Refused => self.refuse(turn, &waiting),
@@ -479,7 +485,7 @@ impl Machine {
             self.install(turn, &client_id);
             self.finish(turn, &client_id);
         }
-        let mut given_up = Vec::new();
+        let (mut given_up, mut lost) = (Vec::new(), Vec::new());
         let mut large = self.coming.values().filter(|coming| coming.is_large()).count();
         for (client_id, coming) in &mut self.coming {
             match &coming.stage {
@@ -501,9 +507,12 @@ impl Machine {
                 Stage::Content { .. } => {}
             }
             if coming.line.is_unreachable(turn) {
-                // Only for its client a session is begun anew.
-                let verdict = if coming.waiting.is_empty() { Verdict::Refused } else { Verdict::Proceed };
-                given_up.push((Arc::clone(client_id), verdict));
+                // Only for its client a session is begun anew, or goes on from a replica.
+                if coming.waiting.is_empty() {
+                    given_up.push((Arc::clone(client_id), Verdict::Refused));
+                } else {
+                    lost.push(Arc::clone(client_id));
+                }
             } else if coming.line.is_silent(PATIENCE, turn.now) {
                 given_up.push((Arc::clone(client_id), Verdict::Refused));
             } else if coming.line.asks_again(REPEAT, turn.now) {
@@ -513,6 +522,7 @@ impl Machine {
                 if coming.waits_for_turn() { coming.line.heard(turn.now) } else { coming.ask(turn, client_id, None) }
             }
         }
+        lost.into_iter().for_each(|client_id| given_up.extend(self.ask_replica(turn, client_id)));
         for (client_id, verdict) in given_up {
             if verdict == Verdict::Proceed {
                 turn.router.metrics.sessions_unreachable.add(1);
@@ -520,6 +530,26 @@ impl Machine {
             }
             self.stop_coming(turn, &client_id, verdict);
         }
+    }
+
+    /// The broker that has the session cannot be reached: perhaps there is a replica. If not, the session begins anew.
+    fn ask_replica(&mut self, turn: &mut Turn<'_>, client_id: Arc<str>) -> Option<(Arc<str>, Verdict)> {
+        let coming = self.coming.get_mut(&client_id)?;
+        let replica = turn.router.claims.replica_of(coming.line.peer).filter(|_| !coming.asked_replica);
+        let Some(replica) = replica else { return Some((client_id, Verdict::Proceed)) };
+        coming.asked_replica = true;
+        if replica != turn.own {
+            coming.end_draft(turn);
+            coming.follow(turn, &client_id, replica);
+            return None;
+        }
+        if self.replicas.promote(turn, &client_id) != Promotion::Done {
+            return Some((client_id, Verdict::Proceed));
+        }
+        let mut coming = self.coming.remove(&client_id)?;
+        coming.end_draft(turn);
+        self.replicas.await_promoted(&client_id, coming.waiting);
+        None
     }
 
     /// The old broker's session is over.
@@ -572,6 +602,16 @@ impl Machine {
 }
 
 impl Coming {
+    /// What there is of it here is no more.
+    fn end_draft(&mut self, turn: &mut Turn<'_>) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Head(Pages::default()));
+        if let Stage::Content { draft, .. } | Stage::CatchingUp { draft, .. } = stage {
+            let mut state = draft.subscriber.lock();
+            state.subscriptions.retain(|text, _| !topic::is_shared(text));
+            turn.router.end(&draft.subscriber, state, turn.batch.writes());
+        }
+    }
+
     /// It is at another broker: that is asked.
     fn follow(&mut self, turn: &Turn<'_>, client_id: &str, other: BrokerId) {
         self.hops += 1;

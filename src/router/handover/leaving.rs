@@ -8,7 +8,7 @@ use dashmap::Entry as Slot;
 
 use super::pages::in_pages;
 use super::word::{Outcome, Part, Why, Word, put_covers_before};
-use super::{Line, Machine, REPEAT, Request, Turn, Verdict};
+use super::{Line, Machine, Promotion, REPEAT, Request, Turn, Verdict};
 use crate::frame::put_varint;
 use crate::ids::BrokerId;
 use crate::limits::{HANDOVER_BYTES_MAX, HANDOVER_PAGE_BYTES, HANDOVER_PAGES_AT_ONCE, HANDOVERS_BYTES_MAX};
@@ -114,6 +114,10 @@ impl Machine {
             Ok(leaving) => {
                 self.leaving.insert(client_id, leaving);
                 self.fetched(turn, (to, id), Part::Head, 0);
+            }
+            // Of a broker that cannot be reached it may have a replica: of that it makes a session first.
+            Err(Why::NotHere) if self.replicas.promote(turn, &client_id) != Promotion::NotHere => {
+                turn.write(to, id, &Word::No(Why::Wait));
             }
             Err(Why::NotHere) => {
                 let forwarded = turn.router.handover.went_to(&client_id).filter(|broker| *broker != to);

@@ -43,7 +43,7 @@ mod tests;
 mod word;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -56,13 +56,15 @@ use self::coming::{Coming, Finished};
 use self::leaving::{Ghost, Leaving};
 use self::offers::Offers;
 use self::word::Word;
+pub(super) use self::word::{put_covers, read_covers};
 use super::claims::Claimed;
+use super::replica::{self, Promoted, Promotion, Replicas};
 use super::{Arrival, Batch, Ingress, RouteCache, Router};
 use crate::auth::Access;
 use crate::ids::{BrokerId, ShareId};
 use crate::limits::{HANDOVERS_MAX, HANDOVERS_WAITING_MAX};
 use crate::replication::{Pick, PickList, Replication};
-use crate::session::{RESTORED_EPOCH, StoredMessage, Subscriber};
+use crate::session::{News, RESTORED_EPOCH, StoredMessage, Subscriber};
 use crate::shared::{Mail, Post};
 
 /// A question that is not answered is repeated after this time.
@@ -84,9 +86,9 @@ const PATIENCE_HEAD: Duration = Duration::from_secs(10);
 /// Letters that are read in one go.
 const LETTERS_PER_TURN: usize = 64;
 /// While something waits for what this broker itself has still to do it is looked for so often.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// While anything is on its way.
-const LOOK_INTERVAL_SLOW: Duration = Duration::from_millis(100);
+pub(super) const LOOK_INTERVAL_SLOW: Duration = Duration::from_millis(100);
 /// Else.
 const LOOK_INTERVAL_IDLE: Duration = Duration::from_secs(1);
 /// Claims that are not believed are looked at again.
@@ -106,7 +108,7 @@ pub enum Verdict {
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+pub(super) struct Waiting {
     verdict: Mutex<Option<Verdict>>,
     waker: AtomicWaker,
 }
@@ -163,6 +165,10 @@ pub(super) struct Handover {
     leaving: AtomicUsize,
     /// Sessions that come.
     arriving: AtomicUsize,
+    /// What replicas here are given.
+    pub(super) news: Arc<News>,
+    /// Sessions have replicas elsewhere.
+    replicates: AtomicBool,
     machine: Mutex<Machine>,
 }
 
@@ -183,6 +189,7 @@ struct Machine {
     early: Vec<Request>,
     knowledge: Knowledge,
     offers: Offers,
+    replicas: Replicas,
     swept_at: Option<Instant>,
 }
 
@@ -242,13 +249,13 @@ impl Line {
 }
 
 /// What one turn of the machine works with.
-struct Turn<'a> {
-    router: &'a Router,
-    mesh: &'a Arc<Replication>,
-    post: &'a Post,
-    own: BrokerId,
-    batch: &'a mut Batch,
-    now: Instant,
+pub(super) struct Turn<'a> {
+    pub(super) router: &'a Router,
+    pub(super) mesh: &'a Arc<Replication>,
+    pub(super) post: &'a Post,
+    pub(super) own: BrokerId,
+    pub(super) batch: &'a mut Batch,
+    pub(super) now: Instant,
 }
 
 impl Turn<'_> {
@@ -272,13 +279,18 @@ impl Turn<'_> {
         }
     }
 
+    /// How long ago that was.
+    pub(super) fn since(&self, at: Instant) -> Duration {
+        self.now.saturating_duration_since(at)
+    }
+
     /// Whether what was written by that change is on the disk, where there is one.
-    fn is_safe(&self, number: u64) -> bool {
+    pub(super) fn is_safe(&self, number: u64) -> bool {
         self.router.journal.as_ref().is_none_or(|journal| journal.committed() >= number)
     }
 
     /// Does something in a moment in which nothing is on its way between rings and sessions.
-    fn quietly<T>(&mut self, act: impl FnOnce(&Router, &Replication) -> T) -> T {
+    pub(super) fn quietly<T>(&mut self, act: impl FnOnce(&Router, &Replication) -> T) -> T {
         // A batch of our own that has begun would be waited for without end.
         self.router.finish(self.batch, self.now);
         self.mesh.quiesce().exclusively(|| act(self.router, self.mesh))
@@ -396,15 +408,36 @@ impl Router {
         machine.drive_offers(&mut turn);
         machine.drive_ends(&mut turn);
         machine.tell_gone(&mut turn);
+        machine.drive_replicas(&mut turn);
         machine.sweep(&turn);
         *self.handover.coming.lock() = machine.coming.keys().cloned().collect();
         self.handover.leaving.store(machine.leaving.len() + machine.ghosts.len(), Ordering::Relaxed);
         self.handover.arriving.store(machine.coming.len() + machine.queue.len() + machine.early.len(), Ordering::Relaxed);
-        machine.interval()
+        machine.interval().min(machine.replicas.interval().unwrap_or(LOOK_INTERVAL_IDLE))
+    }
+
+    /// From now on sessions that outlive their connections have a replica at another broker, where one is reached and this one has a disk.
+    pub fn replicate_sessions(&self) {
+        self.handover.replicates.store(true, Ordering::Release);
+        self.handover.waker.wake();
+    }
+
+    /// Ready where replicas, or who has them, are to be told something by [`drive_moves`](Self::drive_moves); until then the task is woken when they are.
+    pub fn poll_replicas(&self, context: &mut Context<'_>) -> Poll<()> {
+        let news = self.handover.news.poll(context);
+        if news.is_ready() || self.journal.as_ref().is_some_and(|journal| journal.poll_heard(context).is_ready()) {
+            return Poll::Ready(());
+        }
+        Poll::Pending
     }
 }
 
 impl Handover {
+    /// Whether sessions are to have replicas elsewhere.
+    pub(super) fn replicates(&self) -> bool {
+        self.replicates.load(Ordering::Acquire)
+    }
+
     /// The broker to which the client's session went not long ago.
     fn went_to(&self, client_id: &str) -> Option<BrokerId> {
         self.forwarded.get(client_id).map(|forwarded| forwarded.0)
@@ -433,6 +466,9 @@ impl Machine {
             Mail::Letter { from, body } => (*from, body),
             Mail::Unreachable(peer) => return self.bounced(*peer, turn.now),
         };
+        if replica::is_replicas(body) {
+            return self.replicas.read(turn, from, body);
+        }
         let (id, word) = match Word::decode(body) {
             Ok(read) => read,
             Err(error) => return tracing::debug!(%from, %error, "a letter is not understood"),
@@ -495,6 +531,17 @@ impl Machine {
         }
         // Those that are not late wait once more.
         std::mem::take(&mut self.early).into_iter().for_each(|request| self.serve(turn, request));
+    }
+
+    /// Sessions that have taken the place of others, and are safe, are this broker's; the others' brokers are told when they are back.
+    fn drive_replicas(&mut self, turn: &mut Turn<'_>) {
+        for Promoted { client_id, stamp, of, waiting, .. } in self.replicas.drive(turn) {
+            if let Some(log) = turn.router.log_rate.permit("session promoted", turn.now) {
+                tracing::warn!(client = ?client_id, broker = %of, left_out = log, "a session goes on from its replica: its broker cannot be reached");
+            }
+            self.is_here(turn, &client_id, stamp, Line::new(of, rand::random(), turn.now));
+            waiting.into_iter().for_each(|waiting| waiting.say(Verdict::Proceed));
+        }
     }
 
     /// Forgets what need not be known any more.
@@ -591,6 +638,7 @@ impl Machine {
     }
 
     fn follow_claim(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, theirs: Claimed) {
+        self.replicas.follow_claim(turn, client_id, theirs);
         if let Some(leaving) = self.leaving.get(client_id).filter(|leaving| leaving.line.peer == theirs.1) {
             // Who tells the claim of the move has all of it; who tells a later one may have.
             match leaving.stamp().cmp(&theirs.0) {

@@ -275,7 +275,7 @@ pub(super) fn read_covers_before(reader: &mut Reader<'_>) -> Result<Covers, Fram
     read_covers(&mut covers)
 }
 
-fn put_covers(out: &mut Vec<u8>, covers: &Covers) {
+pub(in crate::router) fn put_covers(out: &mut Vec<u8>, covers: &Covers) {
     for (OriginLane { origin, log, lane }, Cover { id, is_live }) in covers {
         out.extend_from_slice(&origin.0.to_be_bytes());
         out.extend_from_slice(&log.0.to_be_bytes());
@@ -285,7 +285,7 @@ fn put_covers(out: &mut Vec<u8>, covers: &Covers) {
     }
 }
 
-fn read_covers(reader: &mut Reader<'_>) -> Result<Covers, FrameError> {
+pub(in crate::router) fn read_covers(reader: &mut Reader<'_>) -> Result<Covers, FrameError> {
     let mut covers = Covers::new();
     while !reader.is_empty() {
         let (origin, log) = (BrokerId(reader.u64("origin")?), LogId(reader.u64("log")?));

@@ -17,6 +17,7 @@ const LOG: u8 = 20;
 const ASK_DEALT: u8 = 21;
 const DEALT: u8 = 22;
 const LEAVING: u8 = 23;
+const REPLICA: u8 = 24;
 
 /// Set in the kind of a key that is taken out.
 const REMOVED: u8 = 0x80;
@@ -42,6 +43,8 @@ pub enum Key {
     Dealt(OriginLane),
     /// The broker is drained: it takes no clients and no sessions.
     Leaving,
+    /// Where the replicas of the broker's sessions are.
+    Replica,
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
 }
@@ -101,6 +104,8 @@ pub enum Value {
     Bridge(BridgeClaim),
     /// Of [`Key::Log`].
     Log(LogId),
+    /// Of [`Key::Replica`].
+    Replica(BrokerId),
     /// Of [`Key::Dealt`]: of all ids up to this one, what is for anybody at the broker has been given to them, on disk where there is one.
     Dealt(u64),
     /// Of a newer version.
@@ -119,6 +124,7 @@ impl Key {
             Self::AskDealt => ASK_DEALT,
             Self::Dealt(_) => DEALT,
             Self::Leaving => LEAVING,
+            Self::Replica => REPLICA,
             Self::Unknown(kind, _) => *kind,
         }
     }
@@ -126,7 +132,7 @@ impl Key {
     fn put_bytes(&self, out: &mut Vec<u8>) {
         match self {
             Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => put_block(out, text.as_bytes()),
-            Self::Everything | Self::Log | Self::AskDealt | Self::Leaving => put_block(out, &[]),
+            Self::Everything | Self::Log | Self::AskDealt | Self::Leaving | Self::Replica => put_block(out, &[]),
             Self::Echo(broker) => put_block(out, &broker.0.to_be_bytes()),
             Self::Dealt(OriginLane { origin, log, lane }) => {
                 put_block(out, &[&origin.0.to_be_bytes()[..], &log.0.to_be_bytes(), &[lane.0]].concat());
@@ -139,7 +145,7 @@ impl Key {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Filter(text) | Self::Session(text) | Self::Bridge(text) => text.len(),
-            Self::Everything | Self::Log | Self::AskDealt | Self::Leaving => 0,
+            Self::Everything | Self::Log | Self::AskDealt | Self::Leaving | Self::Replica => 0,
             Self::Echo(_) => size_of::<u64>(),
             Self::Dealt(_) => 2 * size_of::<u64>() + 1,
             Self::Unknown(_, bytes) => bytes.len(),
@@ -158,6 +164,7 @@ impl Key {
             ASK_DEALT if bytes.is_empty() => Self::AskDealt,
             DEALT => Self::Dealt(read_origin_lane(bytes)?),
             LEAVING if bytes.is_empty() => Self::Leaving,
+            REPLICA if bytes.is_empty() => Self::Replica,
             _ => Self::Unknown(kind, bytes.into()),
         })
     }
@@ -184,6 +191,7 @@ impl Value {
                 bytes.push(u8::from(claim.has_session));
             }
             Self::Log(log) => bytes.extend_from_slice(&log.0.to_be_bytes()),
+            Self::Replica(broker) => bytes.extend_from_slice(&broker.0.to_be_bytes()),
             Self::Dealt(sequence) => put_varint(&mut bytes, *sequence),
             Self::Unknown(raw) => bytes.extend_from_slice(raw),
         }
@@ -197,6 +205,7 @@ impl Value {
             Key::Filter(_) if !bytes.is_empty() => read_members(bytes).ok().map(Self::Members),
             Key::Bridge(_) => read_bridge(bytes).ok().map(Self::Bridge),
             Key::Log => bytes.try_into().ok().map(|bytes| Self::Log(LogId(u64::from_be_bytes(bytes)))),
+            Key::Replica => bytes.try_into().ok().map(|bytes| Self::Replica(BrokerId(u64::from_be_bytes(bytes)))),
             Key::Dealt(_) => read_dealt(bytes).ok().map(Self::Dealt),
             Key::AskDealt if bytes == [1] => Some(Self::Urgent),
             Key::Leaving if bytes == [1] => Some(Self::Empty),

@@ -150,6 +150,14 @@ impl Register {
         self.change(|pending| pending.put(Key::Log, Value::Log(log)));
     }
 
+    /// Where the replicas of this broker's sessions are, if there are any.
+    pub fn tell_replica(&self, broker: Option<BrokerId>) {
+        self.change(|pending| match broker {
+            Some(broker) => pending.put(Key::Replica, Value::Replica(broker)),
+            None => pending.remove(Key::Replica),
+        });
+    }
+
     /// Others are to tell how far they have dealt with that log, or need not any more.
     pub fn ask_dealt(&self, asks: bool, is_urgent: bool) {
         let asks = asks.then_some(is_urgent);

@@ -174,11 +174,11 @@ impl Service {
     }
 
     fn pubrec(&mut self, batch: &mut Batch, id: PacketId) {
-        let (_, number) = self.connection.subscriber.lock().pubrec(id, false).unwrap();
+        let (_, awaited) = self.connection.subscriber.lock().pubrec(id, false).unwrap();
         let released = Packet::PubRel(Ack::success(id));
-        match number {
-            Some(number) => {
-                batch.writes().wait_for(number);
+        match awaited {
+            Some(awaited) => {
+                batch.writes().await_for(awaited);
                 put(&mut self.acknowledgements, &released);
             }
             None => put(&mut self.answers, &released),
@@ -279,8 +279,8 @@ impl Service {
             if let Some(journal) = router.journal()
                 && match state.next_to_send() {
                     NextToSend::Now => true,
-                    NextToSend::After(number) => {
-                        self.sends.get_or_insert_with(|| journal.waiter()).poll(number, context).is_ready()
+                    NextToSend::After(awaited) => {
+                        self.sends.get_or_insert_with(|| journal.waiter()).poll_for(awaited, context).is_ready()
                     }
                     NextToSend::Nothing => false,
                 }

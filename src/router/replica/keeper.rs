@@ -1,0 +1,553 @@
+//! The side of the broker that has the replicas. See the [module's page](super).
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dashmap::Entry as Slot;
+
+use super::word::{Item, Letter};
+use super::{Head, Promoted, REPEAT, decode_copy, decode_entry, decode_head};
+use crate::auth::Access;
+use crate::frame::{FrameError, Reader};
+use crate::ids::{BrokerId, MessageId, OriginLane};
+use crate::limits::HANDOVER_BYTES_MAX;
+use crate::pressure::Level;
+use crate::replication::{Covers, Replication};
+use crate::router::Router;
+use crate::router::claims::Claimed;
+use crate::router::deadlines::Due;
+use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn, Waiting, read_covers};
+use crate::session::{MovedHead, Order, RESTORED_EPOCH, SessionExpiry, Shadow, Stage, Subscriber, SubscriptionOptions};
+use crate::topic;
+
+/// Covers in one letter.
+const CUT_COVERS: usize = 1_000;
+/// A broker that can be reached says something in this time, or has no replicas here any more.
+const SILENCE_OWNER: Duration = Duration::from_secs(10);
+/// A broker to which there is no way for so long cannot be reached.
+const LOST_LEAST: Duration = Duration::from_secs(1);
+
+/// What has become of a replica that is to take its session's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::router) enum Promotion {
+    /// There is none, or it is not whole.
+    NotHere,
+    /// Not yet: its broker can be reached.
+    Wait,
+    /// It is a session of this broker.
+    Done,
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Keepers {
+    of: HashMap<BrokerId, Keeper>,
+    clients: HashMap<Arc<str>, (BrokerId, u64), ahash::RandomState>,
+    /// They are not known to be safe.
+    promoted: Vec<Promoted>,
+}
+
+/// Of one other broker's sessions.
+#[derive(Debug)]
+struct Keeper {
+    stream: u64,
+    known: u64,
+    held: u64,
+    must_answer: bool,
+    heard_at: Instant,
+    /// What is to go before the bytes of the next item.
+    parts: Vec<u8>,
+    kept: HashMap<u64, Kept, ahash::RandomState>,
+    round: Option<Round>,
+    /// Messages that have not arrived, without which letters are not held, in the order of these.
+    waiting: VecDeque<(u64, Arc<Subscriber>, Order)>,
+    dealt: Dealt,
+    swept_at: Instant,
+}
+
+/// What the other broker has given to its sessions.
+#[derive(Debug, Default)]
+struct Dealt {
+    covers: HashMap<OriginLane, u64, ahash::RandomState>,
+    /// Of its own lanes, in which there are holes: from, to.
+    ranges: HashMap<OriginLane, BTreeMap<u64, u64>, ahash::RandomState>,
+}
+
+impl Dealt {
+    fn has(&self, id: &MessageId) -> bool {
+        let in_range =
+            |ranges: &BTreeMap<u64, u64>| ranges.range(..=id.sequence).next_back().is_some_and(|(_, last)| id.sequence <= *last);
+        self.covers.get(&id.origin_lane).is_some_and(|cover| id.sequence <= *cover)
+            || self.ranges.get(&id.origin_lane).is_some_and(in_range)
+    }
+}
+
+/// One replica.
+#[derive(Debug)]
+struct Kept {
+    subscriber: Arc<Subscriber>,
+    head: MovedHead,
+    claim: u64,
+    is_connected: bool,
+    is_subscribed: bool,
+    round: u64,
+    /// Of what came up to these the copy says all.
+    base: Option<Arc<Covers>>,
+    is_guarded: bool,
+}
+
+#[derive(Debug)]
+struct Round {
+    number: u64,
+    asked_at: Instant,
+    stage: RoundStage,
+}
+
+#[derive(Debug)]
+enum RoundStage {
+    Cut(Vec<Covers>),
+    CatchingUp(Arc<Covers>),
+    Whole,
+}
+
+impl Kept {
+    /// What it wants by itself: of share groups a replica is no member.
+    fn filters(&self) -> impl Iterator<Item = &(Box<str>, SubscriptionOptions)> {
+        self.head.subscriptions.iter().filter(|(text, _)| !topic::is_shared(text))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Shadow) -> T) -> Option<T> {
+        self.subscriber.lock().shadow().map(act)
+    }
+
+    fn trim(&self, dealt: &Dealt) {
+        let in_copy = |id: &MessageId| {
+            let cover = self.base.as_ref().and_then(|covers| covers.get(&id.origin_lane));
+            cover.is_some_and(|cover| id.sequence <= cover.id)
+        };
+        self.with(|shadow| {
+            if shadow.has_unlisted() {
+                shadow.trim(|id| in_copy(id) || dealt.has(id));
+            }
+        });
+    }
+
+    /// It is no more.
+    fn end(self, turn: &mut Turn<'_>) {
+        let mut state = self.subscriber.lock();
+        state.moving = None;
+        turn.router.end(&self.subscriber, state, turn.batch.writes());
+    }
+}
+
+impl Keepers {
+    pub(super) fn interval(&self) -> Option<Duration> {
+        let waits_for_us =
+            |keeper: &Keeper| keeper.round.as_ref().is_some_and(|round| matches!(round.stage, RoundStage::CatchingUp(_)));
+        if !self.promoted.is_empty() || self.of.values().any(waits_for_us) {
+            return Some(LOOK_INTERVAL);
+        }
+        (!self.of.is_empty()).then_some(LOOK_INTERVAL_SLOW)
+    }
+
+    /// A letter of items has come.
+    pub(super) fn items(&mut self, turn: &mut Turn<'_>, (from, stream): (BrokerId, u64), number: u64, items: &[u8]) {
+        let known = self.of.get(&from).map(|keeper| keeper.stream);
+        if known.is_some_and(|known| known > stream) {
+            return;
+        }
+        if known != Some(stream) {
+            if number != 1 || turn.router.pressure.level() == Level::Full {
+                return turn.post.send(from, &Letter::Unknown.encode(stream));
+            }
+            self.forget(turn, from);
+            self.of.insert(from, Keeper::new(stream, turn.now));
+        }
+        let Some(keeper) = self.of.get_mut(&from) else { return };
+        (keeper.heard_at, keeper.must_answer) = (turn.now, true);
+        if number != keeper.known + 1 {
+            return;
+        }
+        if let Err(error) = keeper.read(turn, from, items, &mut self.clients) {
+            tracing::error!(broker = %from, %error, "what another broker says of its sessions is not understood");
+            self.forget(turn, from);
+            return turn.post.send(from, &Letter::Unknown.encode(stream));
+        }
+        keeper.known = number;
+    }
+
+    /// A stream is over.
+    pub(super) fn over(&mut self, turn: &mut Turn<'_>, (from, stream): (BrokerId, u64)) {
+        if self.of.get(&from).is_some_and(|keeper| keeper.stream == stream) {
+            self.forget(turn, from);
+        }
+    }
+
+    fn forget(&mut self, turn: &mut Turn<'_>, of: BrokerId) {
+        let Some(keeper) = self.of.remove(&of) else { return };
+        self.clients.retain(|_, (broker, _)| *broker != of);
+        keeper.kept.into_values().for_each(|kept| kept.end(turn));
+    }
+
+    fn forget_one(&mut self, turn: &mut Turn<'_>, client_id: &str) {
+        let Some((of, session)) = self.clients.remove(client_id) else { return };
+        if let Some(kept) = self.of.get_mut(&of).and_then(|keeper| keeper.kept.remove(&session)) {
+            kept.end(turn);
+        }
+    }
+
+    pub(super) fn follow_claim(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, theirs: Claimed) {
+        let Some((of, session)) = self.clients.get(client_id) else { return };
+        let kept = self.of.get(of).and_then(|keeper| keeper.kept.get(session));
+        if *of != theirs.1 && kept.is_some_and(|kept| (kept.claim, *of) < theirs) {
+            self.forget_one(turn, client_id);
+        }
+    }
+
+    pub(super) fn drive(&mut self, turn: &mut Turn<'_>) -> Vec<Promoted> {
+        let is_full = turn.router.pressure.level() == Level::Full;
+        let mut over = Vec::new();
+        for (broker, keeper) in &mut self.of {
+            keeper.answer(turn, *broker);
+            keeper.drive_round(turn, *broker);
+            if turn.since(keeper.swept_at) >= REPEAT {
+                keeper.swept_at = turn.now;
+                if is_full || keeper.sweep(turn, *broker) {
+                    over.push(*broker);
+                }
+            }
+        }
+        over.into_iter().for_each(|broker| self.forget(turn, broker));
+        self.expire(turn);
+        turn.router.metrics.sessions_shadowed.set(self.clients.len() as i64);
+        let safe = |promoted: &mut Promoted| turn.is_safe(promoted.number);
+        self.promoted.extract_if(.., safe).collect()
+    }
+
+    /// Sessions whose brokers have been away for longer than they outlive their connections are over.
+    fn expire(&mut self, turn: &mut Turn<'_>) {
+        let mut over = Vec::new();
+        for (broker, keeper) in &self.of {
+            let Some(lost) = turn.post.lost_since(*broker).filter(|_| keeper.swept_at == turn.now) else { continue };
+            let is_over = |kept: &&Kept| matches!(kept.head.expiry, SessionExpiry::After(rest) if turn.since(lost) >= rest);
+            over.extend(keeper.kept.values().filter(is_over).map(|kept| Arc::clone(&kept.head.client_id)));
+        }
+        over.into_iter().for_each(|client_id| self.forget_one(turn, &client_id));
+    }
+
+    /// Makes a session of this broker of a replica whose broker cannot be reached.
+    pub(super) fn promote(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) -> Promotion {
+        let Some((of, session)) = self.clients.get(client_id).copied() else { return Promotion::NotHere };
+        let Some(keeper) = self.of.get_mut(&of) else { return Promotion::NotHere };
+        let (router, now) = (turn.router, turn.now);
+        if !turn.post.lost_since(of).is_some_and(|since| turn.since(since) >= LOST_LEAST) {
+            return Promotion::Wait;
+        }
+        let newest = router.newest_claim(client_id, now);
+        if newest.is_some_and(|(_, by)| by != of) {
+            return Promotion::NotHere;
+        }
+        let Some(kept) = keeper.kept.get(&session) else { return Promotion::NotHere };
+        kept.trim(&keeper.dealt);
+        if !kept.is_guarded || kept.with(|shadow| shadow.is_whole()) != Some(true) {
+            return Promotion::NotHere;
+        }
+        let stamp = newest.map_or(0, |(stamp, _)| stamp).max(kept.claim).saturating_add(1);
+        let subscriber = Arc::clone(&kept.subscriber);
+        // In one moment: nothing is half delivered, nor half on the way to the disk.
+        let emerge = |router: &Router, _: &Replication| {
+            let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(client_id)) else { return None };
+            subscriber.lock().subscribe_as(&kept.head);
+            let number = subscriber.emerge((kept.head.expiry, kept.is_connected), stamp, router.journal.as_ref(), now)?;
+            let shared: Vec<_> = kept.head.subscriptions.iter().filter(|(text, _)| topic::is_shared(text)).collect();
+            let mut state = subscriber.lock();
+            shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
+            drop(state);
+            router.insert_filters(&subscriber, shared.into_iter());
+            vacant.insert(Arc::clone(&subscriber));
+            Some(number)
+        };
+        let Some(number) = turn.quietly(emerge) else { return Promotion::NotHere };
+        let expiry = kept.head.expiry;
+        keeper.kept.remove(&session);
+        self.clients.remove(client_id);
+        if let Some(journal) = &router.journal {
+            journal.kick();
+        }
+        router.metrics.sessions.change(1);
+        router.metrics.sessions_promoted.add(1);
+        router.subscriptions_changed(0);
+        if let SessionExpiry::After(rest) = expiry {
+            router.add_deadline(now + rest, Due::Expiry, &subscriber, RESTORED_EPOCH);
+        }
+        self.promoted.push(Promoted { client_id: Arc::clone(client_id), stamp, of, number, waiting: Vec::new() });
+        Promotion::Done
+    }
+
+    pub(super) fn await_promoted(&mut self, client_id: &str, mut waiting: Vec<Arc<Waiting>>) {
+        if let Some(promoted) = self.promoted.iter_mut().find(|promoted| &*promoted.client_id == client_id) {
+            promoted.waiting.append(&mut waiting);
+        }
+    }
+}
+
+impl Keeper {
+    fn new(stream: u64, now: Instant) -> Self {
+        Self {
+            stream,
+            known: 0,
+            held: 0,
+            must_answer: false,
+            heard_at: now,
+            parts: Vec::new(),
+            kept: HashMap::default(),
+            round: None,
+            waiting: VecDeque::new(),
+            dealt: Dealt::default(),
+            swept_at: now,
+        }
+    }
+
+    /// Takes in one letter.
+    fn read(
+        &mut self,
+        turn: &mut Turn<'_>,
+        from: BrokerId,
+        items: &[u8],
+        clients: &mut HashMap<Arc<str>, (BrokerId, u64), ahash::RandomState>,
+    ) -> Result<(), FrameError> {
+        let (mut reader, mut lane, letter) = (Reader::new(items), None, self.known + 1);
+        while !reader.is_empty() {
+            match Item::read(&mut reader)? {
+                Item::Begin => {}
+                Item::Part { bytes } => {
+                    if self.parts.len() + bytes.len() > HANDOVER_BYTES_MAX {
+                        return Err(FrameError::TooLong { bytes: self.parts.len() as u64, bytes_max: HANDOVER_BYTES_MAX });
+                    }
+                    self.parts.extend_from_slice(bytes);
+                }
+                Item::Head { session, bytes } => {
+                    let head = decode_head(&self.whole(bytes)).ok_or(FrameError::Text("session"))?;
+                    self.end(turn, (from, session), clients);
+                    // Whatever another broker has said of it is older.
+                    if let Some(other) = clients.remove(&head.head.client_id).filter(|(other, _)| *other == from) {
+                        self.end(turn, other, clients);
+                    }
+                    clients.insert(Arc::clone(&head.head.client_id), (from, session));
+                    self.kept.insert(session, keep(turn.router, head));
+                }
+                Item::Round { round } => self.begin_round(turn, from, round),
+                Item::Copy { session, bytes } => {
+                    let copy = decode_copy(&self.whole(bytes), turn.now).ok_or(FrameError::Text("copy of a session"))?;
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.copy(copy));
+                    }
+                }
+                Item::Copied { round, covers } => {
+                    let covers = Arc::new(read_covers(&mut Reader::new(&self.whole(covers)))?);
+                    for kept in self.kept.values_mut().filter(|kept| kept.round == round) {
+                        kept.base = Some(Arc::clone(&covers));
+                    }
+                    if let Some(known) = self.round.as_mut().filter(|known| known.number == round) {
+                        known.stage = RoundStage::CatchingUp(covers);
+                    }
+                }
+                Item::Guarded { session } => {
+                    if let Some(kept) = self.kept.get_mut(&session) {
+                        kept.is_guarded = true;
+                        kept.with(|shadow| shadow.guard());
+                    }
+                }
+                Item::Lane(stream) => lane = Some(stream),
+                Item::Placed { session, order, sequence, qos, stage } => {
+                    let origin_lane = lane.ok_or(FrameError::Truncated("lane"))?;
+                    let id = MessageId { origin_lane, sequence };
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.place(order, Some(id), qos, stage, None));
+                    }
+                    self.wait_for(session, order, stage, letter);
+                }
+                Item::PlacedWhole { session, order, bytes } => {
+                    let entry = decode_entry(&self.whole(bytes), turn.now).ok_or(FrameError::Text("message"))?;
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.place(order, None, entry.qos, entry.stage, Some(entry)));
+                    }
+                }
+                Item::Staged { session, order, stage } => {
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.stage(order, stage));
+                    }
+                    self.wait_for(session, order, stage, letter);
+                }
+                Item::Removed { session, order } => {
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.remove(order));
+                    }
+                }
+                Item::Received { session, id } => {
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.receive(id));
+                    }
+                }
+                Item::Completed { session, id } => {
+                    if let Some(kept) = self.kept.get(&session) {
+                        kept.with(|shadow| shadow.complete(id));
+                    }
+                }
+                Item::Session { session, claim, expiry, is_connected } => {
+                    if let Some(kept) = self.kept.get_mut(&session) {
+                        (kept.claim, kept.head.expiry, kept.is_connected) = (claim, expiry, is_connected);
+                    }
+                }
+                Item::Ended { session } => self.end(turn, (from, session), clients),
+                Item::Dealt { first, last } => {
+                    let stream = lane.ok_or(FrameError::Truncated("lane"))?;
+                    if first > 0 {
+                        self.dealt.ranges.entry(stream).or_default().insert(first, last);
+                    } else {
+                        let cover = self.dealt.covers.entry(stream).or_default();
+                        *cover = last.max(*cover);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn whole(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut whole = std::mem::take(&mut self.parts);
+        whole.extend_from_slice(bytes);
+        whole
+    }
+
+    fn end(
+        &mut self,
+        turn: &mut Turn<'_>,
+        (of, session): (BrokerId, u64),
+        clients: &mut HashMap<Arc<str>, (BrokerId, u64), ahash::RandomState>,
+    ) {
+        if let Some(kept) = self.kept.remove(&session) {
+            if clients.get(&kept.head.client_id) == Some(&(of, session)) {
+                clients.remove(&kept.head.client_id);
+            }
+            kept.end(turn);
+        }
+    }
+
+    /// The client is not sent a QoS 2 message before it has arrived here, too.
+    fn wait_for(&mut self, session: u64, order: Order, stage: Stage, letter: u64) {
+        let Some(kept) = self.kept.get(&session).filter(|kept| kept.is_guarded) else { return };
+        if matches!(stage, Stage::Published(_)) && kept.with(|shadow| shadow.has(order)) == Some(false) {
+            self.waiting.push_back((letter, Arc::clone(&kept.subscriber), order));
+        }
+    }
+
+    fn answer(&mut self, turn: &Turn<'_>, to: BrokerId) {
+        while let Some((_, subscriber, order)) = self.waiting.front() {
+            let has = subscriber.lock().shadow().is_none_or(|shadow| shadow.is_broken() || shadow.has(*order));
+            if !has {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        let held = self.waiting.front().map_or(self.known, |(letter, ..)| letter - 1);
+        if std::mem::take(&mut self.must_answer) || held > self.held {
+            self.held = held;
+            turn.post.send(to, &Letter::Answer { known: self.known, held }.encode(self.stream));
+        }
+    }
+
+    /// All sessions of the round are told of: from now on this broker takes in itself what is published for them.
+    fn begin_round(&mut self, turn: &mut Turn<'_>, to: BrokerId, number: u64) {
+        let new: Vec<&mut Kept> = self.kept.values_mut().filter(|kept| !kept.is_subscribed).collect();
+        let subscribe = |router: &Router, mesh: &Replication| {
+            for kept in new {
+                (kept.is_subscribed, kept.round) = (true, number);
+                kept.filters().for_each(|(text, _)| router.tell_filter_of(false, text, true));
+                kept.subscriber.lock().subscriptions = kept.filters().cloned().collect();
+                router.insert_filters(&kept.subscriber, kept.filters());
+            }
+            mesh.delivered()
+        };
+        let covers: Vec<_> = turn.quietly(subscribe).into_iter().collect();
+        let mut cut: Vec<Covers> = covers.chunks(CUT_COVERS).map(|part| part.iter().copied().collect()).collect();
+        if cut.is_empty() {
+            cut.push(Covers::new());
+        }
+        let round = Round { number, asked_at: turn.now, stage: RoundStage::Cut(cut) };
+        round.say(turn, (to, self.stream));
+        self.round = Some(round);
+    }
+
+    fn drive_round(&mut self, turn: &Turn<'_>, to: BrokerId) {
+        let Some(round) = &mut self.round else { return };
+        if let RoundStage::CatchingUp(covers) = &round.stage
+            && turn.mesh.has_delivered(covers)
+        {
+            round.stage = RoundStage::Whole;
+            round.say(turn, (to, self.stream));
+            round.asked_at = turn.now;
+        }
+        if turn.since(round.asked_at) < REPEAT {
+            return;
+        }
+        round.asked_at = turn.now;
+        let number = round.number;
+        if matches!(round.stage, RoundStage::Whole) && !self.kept.values().any(|kept| kept.round == number && !kept.is_guarded) {
+            self.round = None;
+            return;
+        }
+        round.say(turn, (to, self.stream));
+    }
+
+    /// Whether the replicas are over.
+    fn sweep(&mut self, turn: &Turn<'_>, of: BrokerId) -> bool {
+        for (session, kept) in &self.kept {
+            kept.trim(&self.dealt);
+            if kept.with(|shadow| shadow.is_broken()) != Some(false) {
+                turn.post.send(of, &Letter::Lost { session: *session }.encode(self.stream));
+            }
+        }
+        // What has arrived by now was looked at.
+        if !self.dealt.ranges.is_empty() {
+            let delivered = turn.mesh.delivered();
+            self.dealt.ranges.retain(|stream, ranges| {
+                let cover = delivered.get(stream).map_or(0, |cover| cover.id);
+                ranges.retain(|_, last| *last > cover);
+                !ranges.is_empty()
+            });
+        }
+        let is_lost = turn.post.lost_since(of).is_some();
+        let is_member = turn.router.claims.members().contains_key(&of);
+        (is_lost && !is_member) || (!is_lost && turn.since(self.heard_at) >= SILENCE_OWNER)
+    }
+}
+
+impl Round {
+    fn say(&self, turn: &Turn<'_>, (to, stream): (BrokerId, u64)) {
+        let round = self.number;
+        match &self.stage {
+            RoundStage::Cut(cut) => {
+                let parts = cut.len() as u64;
+                for (part, covers) in (0..).zip(cut) {
+                    turn.post.send(to, &Letter::Cut { round, part, parts, covers: covers.clone() }.encode(stream));
+                }
+            }
+            RoundStage::CatchingUp(_) => {}
+            RoundStage::Whole => turn.post.send(to, &Letter::Whole { round }.encode(stream)),
+        }
+    }
+}
+
+/// The replica of a session, not subscribed yet. It may be given whatever the session's broker is given: what its client may see is that one's to say.
+fn keep(router: &Router, Head { claim, is_connected, head }: Head) -> Kept {
+    let subscriber =
+        Arc::new(Subscriber::new(router.next_subscriber_id(), Arc::clone(&head.client_id), router.limits.outbound, None));
+    let access = (!head.owner.is_empty()).then(|| {
+        let owner = Access::of_owner(&head.owner);
+        Arc::new(Access::new(owner.identity().clone(), owner.place().clone(), None))
+    });
+    subscriber.shade(access, router.limits.outbound, &router.handover.news);
+    Kept { subscriber, head, claim, is_connected, is_subscribed: false, round: 0, base: None, is_guarded: false }
+}

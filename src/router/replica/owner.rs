@@ -1,0 +1,489 @@
+//! The side of the broker that has the sessions. See the [module's page](super).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::outgoing::Outgoing;
+use super::word::{Item, Letter};
+use super::{REPEAT, SILENCE_MAX, encode_copy, encode_entry, encode_head};
+use crate::ids::{BrokerId, MessageId};
+use crate::limits::{HANDOVER_BYTES_MAX, REPLICA_CUT_PARTS_MAX, REPLICA_ROUND_BYTES_MAX, REPLICA_ROUND_SESSIONS_MAX};
+use crate::pressure::Level;
+use crate::replication::{Covers, Replication};
+use crate::router::Router;
+use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn, put_covers};
+use crate::session::{Change, Copy, Entry, Head, Journal, Order, Subscriber, SubscriberId};
+
+/// A session whose subscriptions have changed is replicated anew when they are left alone for so long.
+const SETTLED: Duration = Duration::from_millis(50);
+/// One that cannot be replicated at present is looked at again after this time.
+const LATER: Duration = Duration::from_secs(5);
+/// The other broker is asked whether it is there.
+const PING: Duration = Duration::from_secs(1);
+/// A round takes no longer, or the other broker is not the right one.
+const ROUND_MAX: Duration = Duration::from_secs(15);
+/// There is no way to the other broker for so long.
+const LOST_MAX: Duration = Duration::from_secs(1);
+/// After a failure nothing is tried for so long, and twice as long after each that follows soon.
+const RETRY_LEAST: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_secs(30);
+/// Who was the replicas' broker for so long has not failed soon.
+const PROVEN: Duration = Duration::from_secs(60);
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Owner {
+    peer: Option<Peer>,
+    last_stream: u64,
+    /// Counts the rounds of all streams: what the journal says of an earlier one is not of this.
+    rounds: u64,
+    /// Whoever failed last.
+    failed: Option<BrokerId>,
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+/// The broker that has the replicas.
+#[derive(Debug)]
+struct Peer {
+    broker: BrokerId,
+    stream: u64,
+    since: Instant,
+    out: Outgoing,
+    sessions: HashMap<SubscriberId, Followed, ahash::RandomState>,
+    round: Option<Round>,
+    /// Letters by whose numbers changes are known.
+    marks: VecDeque<(u64, u64)>,
+    held: u64,
+    /// Whence the message is that is placed next.
+    named: Option<(SubscriberId, Order, MessageId)>,
+    /// Something was answered that is news, or nothing is waited for.
+    progress_at: Instant,
+    asked_at: Instant,
+    looked_at: Instant,
+}
+
+#[derive(Debug)]
+struct Followed {
+    subscriber: Arc<Subscriber>,
+    stage: Stage,
+    /// It is to be left alone until then.
+    not_before: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It has no replica.
+    Waiting,
+    /// It is part of the round.
+    Begun,
+    /// The other broker has been sent all that was in it, in that round, and is told what happens to it.
+    Copied(u64),
+    /// It has said that it has all that, and the client sees nothing that it does not know.
+    Guarded,
+}
+
+/// Sessions that are copied together.
+#[derive(Debug)]
+struct Round {
+    number: u64,
+    since: Instant,
+    /// From where on the other broker takes in itself what is published, as far as it has said.
+    cut: Vec<Option<Covers>>,
+    /// What was in each, until the journal has come as far.
+    copies: HashMap<SubscriberId, Copy, ahash::RandomState>,
+    /// What this broker had delivered by then.
+    covers: Option<Covers>,
+}
+
+impl Owner {
+    pub(super) fn interval(&self) -> Option<Duration> {
+        let peer = self.peer.as_ref()?;
+        Some(if peer.round.is_some() { LOOK_INTERVAL } else { LOOK_INTERVAL_SLOW })
+    }
+
+    pub(super) fn drive(&mut self, turn: &mut Turn<'_>) {
+        let Some(journal) = turn.router.journal().map(Arc::clone) else { return };
+        if self.peer.is_none() && !self.begin(turn, &journal) {
+            return;
+        }
+        let Some(peer) = &mut self.peer else { return };
+        let heard = journal.heard();
+        if heard.has_overflowed || turn.router.pressure.level() == Level::Full {
+            return self.give_up(turn, "it does not keep up");
+        }
+        heard.changes.into_iter().for_each(|change| peer.tell(turn, change));
+        peer.drive_round(turn, &journal, &mut self.rounds);
+        peer.out.seal();
+        if let Some(number) = heard.number {
+            let mark = (peer.out.last(), number);
+            // Also where nothing was said: it is known with what was said before.
+            if peer.marks.back() != Some(&mark) {
+                peer.marks.push_back(mark);
+            }
+        }
+        peer.send(turn);
+        peer.confirm(&journal);
+        let is_lost = turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX);
+        let is_late = peer.round.as_ref().is_some_and(|round| turn.since(round.since) >= ROUND_MAX);
+        match () {
+            () if is_lost => self.give_up(turn, "it cannot be reached"),
+            () if peer.is_silent(turn.now) => self.give_up(turn, "it does not answer"),
+            () if is_late => self.give_up(turn, "it does not come as far"),
+            () if peer.out.is_full() => self.give_up(turn, "it does not keep up"),
+            () => {}
+        }
+    }
+
+    /// Looks for a broker for the replicas. Whether there is one now.
+    fn begin(&mut self, turn: &mut Turn<'_>, journal: &Journal) -> bool {
+        if self.retry_at.is_some_and(|at| turn.now < at) || turn.router.pressure.level() == Level::Full {
+            return false;
+        }
+        let Some(broker) = self.choose(turn) else { return false };
+        let Some(clock) = turn.router.retained.clock() else { return false };
+        // Of two streams the later counts.
+        self.last_stream = clock.tick(turn.now).time.max(self.last_stream + 1);
+        journal.open_tap();
+        let sessions = turn.router.registry.iter().map(|held| Arc::clone(held.value()));
+        let waiting =
+            |subscriber: Arc<Subscriber>| (subscriber.id, Followed { subscriber, stage: Stage::Waiting, not_before: turn.now });
+        let sessions = sessions.filter(|subscriber| subscriber.lock().is_durable()).map(waiting).collect();
+        let mut out = Outgoing::default();
+        out.put(&Item::Begin);
+        self.peer = Some(Peer {
+            broker,
+            stream: self.last_stream,
+            since: turn.now,
+            out,
+            sessions,
+            round: None,
+            marks: VecDeque::new(),
+            held: 0,
+            named: None,
+            progress_at: turn.now,
+            asked_at: turn.now,
+            looked_at: turn.now,
+        });
+        if let Some(registers) = turn.router.registers() {
+            registers.own().tell_replica(Some(broker));
+        }
+        true
+    }
+
+    /// The nearest, but rather not the one that failed last; of those that are as near not all take the same.
+    fn choose(&self, turn: &Turn<'_>) -> Option<BrokerId> {
+        let members = turn.router.claims.members();
+        let reached = turn.post.reached().into_iter().filter(|broker| *broker != turn.own && members.contains_key(broker));
+        let rank = |broker: &BrokerId| {
+            let cost = turn.mesh.interest().cost(*broker).unwrap_or(u32::MAX);
+            (self.failed == Some(*broker), cost, (broker.0 ^ turn.own.0).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        };
+        reached.min_by_key(rank)
+    }
+
+    /// There is no replica from now on, and nobody waits for one.
+    fn give_up(&mut self, turn: &mut Turn<'_>, why: &'static str) {
+        let Some(peer) = self.peer.take() else { return };
+        turn.post.send(peer.broker, &Letter::Over.encode(peer.stream));
+        for followed in peer.sessions.values().filter(|followed| followed.stage != Stage::Waiting) {
+            followed.subscriber.follow(&mut followed.subscriber.lock(), false);
+        }
+        turn.router.subscriptions_changed(0);
+        if let Some(journal) = turn.router.journal() {
+            journal.close_tap();
+        }
+        if let Some(registers) = turn.router.registers() {
+            registers.own().tell_replica(None);
+        }
+        self.failures = if turn.since(peer.since) >= PROVEN { 1 } else { self.failures.saturating_add(1) };
+        let wait = RETRY_LEAST.saturating_mul(1 << self.failures.min(10).saturating_sub(1)).min(RETRY_MOST);
+        (self.failed, self.retry_at) = (Some(peer.broker), Some(turn.now + wait));
+        let metrics = &turn.router.metrics;
+        metrics.replicas_given_up.add(1);
+        metrics.sessions_unreplicated.set(peer.sessions.len() as i64);
+        if let Some(left_out) = turn.router.log_rate.permit("replica given up", turn.now) {
+            tracing::warn!(broker = %peer.broker, why, left_out, "the replicas of sessions are given up; others are made");
+        }
+    }
+
+    fn peer(&mut self, (from, stream): (BrokerId, u64)) -> Option<&mut Peer> {
+        self.peer.as_mut().filter(|peer| (peer.broker, peer.stream) == (from, stream))
+    }
+
+    pub(super) fn answered(&mut self, line: (BrokerId, u64), (known, held): (u64, u64), now: Instant) {
+        let Some(peer) = self.peer(line) else { return };
+        let is_known = peer.out.learn(known);
+        let is_held = held > peer.held && held <= peer.out.last();
+        if is_held {
+            peer.held = held;
+        }
+        if is_known || is_held {
+            (peer.progress_at, peer.asked_at) = (now, now);
+        } else if peer.is_idle() {
+            peer.progress_at = now;
+        }
+    }
+
+    pub(super) fn cut(&mut self, line: (BrokerId, u64), round: u64, (part, parts): (u64, u64), covers: Covers) {
+        let Some(round) = self.peer(line).and_then(|peer| peer.round.as_mut()).filter(|it| it.number == round) else { return };
+        let (Ok(part), Ok(parts)) = (usize::try_from(part), usize::try_from(parts)) else { return };
+        if round.cut.is_empty() && parts <= REPLICA_CUT_PARTS_MAX {
+            round.cut = vec![None; parts];
+        }
+        if let Some(place) = round.cut.get_mut(part) {
+            *place = Some(covers);
+        }
+    }
+
+    /// The other broker has all of the round.
+    pub(super) fn whole(&mut self, turn: &Turn<'_>, line: (BrokerId, u64), number: u64) {
+        let Some(peer) = self.peer(line) else { return };
+        if peer.round.as_ref().is_none_or(|round| round.number != number || round.covers.is_none() || !round.copies.is_empty()) {
+            return;
+        }
+        peer.round = None;
+        for followed in peer.sessions.values_mut().filter(|followed| followed.stage == Stage::Copied(number)) {
+            // What it says from here on waits; when the journal has come to this the other broker is told.
+            followed.subscriber.lock().guard(number);
+        }
+        if let Some(journal) = turn.router.journal() {
+            journal.kick();
+        }
+    }
+
+    /// The other broker has lost one.
+    pub(super) fn lost(&mut self, turn: &Turn<'_>, line: (BrokerId, u64), session: u64) {
+        if let Some(peer) = self.peer(line) {
+            peer.restart(turn, SubscriberId(session), LATER);
+        }
+    }
+
+    /// It does not know the stream; or has not heard of it yet.
+    pub(super) fn unknown(&mut self, turn: &mut Turn<'_>, line: (BrokerId, u64)) {
+        if self.peer(line).is_some_and(|peer| peer.out.known() > 0) {
+            self.give_up(turn, "it was restarted");
+        }
+    }
+}
+
+impl Peer {
+    /// All that was said is known.
+    fn is_idle(&self) -> bool {
+        self.held >= self.out.last()
+    }
+
+    fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.progress_at) >= SILENCE_MAX
+    }
+
+    fn send(&mut self, turn: &Turn<'_>) {
+        let interval = if self.is_idle() { PING } else { REPEAT };
+        let is_due = turn.since(self.asked_at) >= interval;
+        if is_due {
+            self.out.repeat();
+        }
+        let (post, broker) = (turn.post, self.broker);
+        let has_sent = self.out.send(self.stream, |letter| post.send(broker, letter));
+        if is_due && !has_sent {
+            post.send(broker, &Letter::Items { number: 0, items: &[] }.encode(self.stream));
+        }
+        if is_due || has_sent {
+            self.asked_at = turn.now;
+        }
+    }
+
+    /// What waits for the other broker need not wait for what it knows.
+    fn confirm(&mut self, journal: &Journal) {
+        let mut confirmed = None;
+        while let Some((_, number)) = self.marks.front().filter(|(letter, _)| *letter <= self.held) {
+            confirmed = Some(*number);
+            self.marks.pop_front();
+        }
+        if let Some(number) = confirmed {
+            journal.confirm(number);
+        }
+    }
+
+    /// Its replica, if it has one, is none any more.
+    fn restart(&mut self, turn: &Turn<'_>, session: SubscriberId, after: Duration) {
+        let Some(followed) = self.sessions.get_mut(&session) else { return };
+        followed.not_before = turn.now + after;
+        if followed.stage == Stage::Waiting {
+            return;
+        }
+        followed.stage = Stage::Waiting;
+        followed.subscriber.follow(&mut followed.subscriber.lock(), false);
+        turn.router.subscriptions_changed(0);
+        if let Some(round) = &mut self.round {
+            round.copies.remove(&session);
+        }
+        self.out.put(&Item::Ended { session: session.0 });
+        self.end_copies();
+    }
+
+    fn tell(&mut self, turn: &Turn<'_>, change: Change) {
+        let is_told = |id: &SubscriberId| {
+            self.sessions.get(id).is_some_and(|followed| matches!(followed.stage, Stage::Copied(_) | Stage::Guarded))
+        };
+        match change {
+            Change::Session(id, head) if self.sessions.contains_key(&id) => {
+                if is_told(&id) {
+                    let Head { claim, expiry, left_at, .. } = head;
+                    self.out.put(&Item::Session { session: id.0, claim, expiry, is_connected: left_at.is_none() });
+                }
+            }
+            Change::Session(id, head) => {
+                let held = turn.router.registry.get(&head.client_id).map(|held| Arc::clone(&held));
+                if let Some(subscriber) = held.filter(|subscriber| subscriber.id == id) {
+                    let not_before = turn.now + SETTLED;
+                    self.sessions.insert(id, Followed { subscriber, stage: Stage::Waiting, not_before });
+                }
+            }
+            Change::Subscribed(id, ..) | Change::Unsubscribed(id, _) => self.restart(turn, id, SETTLED),
+            Change::Ended(id) => {
+                if self.sessions.remove(&id).is_some_and(|followed| followed.stage != Stage::Waiting) {
+                    self.out.put(&Item::Ended { session: id.0 });
+                }
+                if let Some(round) = &mut self.round {
+                    round.copies.remove(&id);
+                    self.end_copies();
+                }
+            }
+            Change::Copied(id, round) => self.copy(turn, id, round),
+            Change::Guarded(id, round) => {
+                if let Some(followed) = self.sessions.get_mut(&id).filter(|followed| followed.stage == Stage::Copied(round)) {
+                    followed.stage = Stage::Guarded;
+                    self.out.put(&Item::Guarded { session: id.0 });
+                }
+            }
+            Change::Source(id, order, source) => self.named = source.id().map(|source| (id, order, *source)),
+            Change::Placed(id, order, entry) if is_told(&id) => self.place(turn, id, order, &entry),
+            Change::Staged(id, order, stage) if is_told(&id) => {
+                self.out.put(&Item::Staged { session: id.0, order, stage });
+            }
+            Change::Removed(id, order) if is_told(&id) => self.out.put(&Item::Removed { session: id.0, order }),
+            Change::Received(session, id) if is_told(&session) => {
+                self.out.put(&Item::Received { session: session.0, id });
+            }
+            Change::Completed(session, id) if is_told(&session) => {
+                self.out.put(&Item::Completed { session: session.0, id });
+            }
+            Change::Cover(stream, last) => self.out.put_of(stream, &Item::Dealt { first: 0, last }),
+            Change::Logged(block) => {
+                if let Some(stream) = turn.mesh.own_stream(block.lane) {
+                    self.out.put_of(stream, &Item::Dealt { first: block.first, last: block.last });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn place(&mut self, turn: &Turn<'_>, id: SubscriberId, order: Order, entry: &Entry) {
+        let source = self.named.take().filter(|(of, its, _)| (*of, *its) == (id, order)).map(|(_, _, source)| source);
+        let Entry { qos, stage, .. } = *entry;
+        match source {
+            Some(MessageId { origin_lane, sequence }) => {
+                self.out.put_of(origin_lane, &Item::Placed { session: id.0, order, sequence, qos, stage });
+            }
+            None => {
+                let bytes = encode_entry(entry, turn.now);
+                self.out.put_long(&bytes, |bytes| Item::PlacedWhole { session: id.0, order, bytes });
+            }
+        }
+    }
+
+    /// The journal has come to where the session was copied.
+    fn copy(&mut self, turn: &Turn<'_>, id: SubscriberId, number: u64) {
+        let Some(round) = self.round.as_mut().filter(|round| round.number == number) else { return };
+        let (Some(copy), Some(followed)) = (round.copies.remove(&id), self.sessions.get_mut(&id)) else { return };
+        followed.stage = Stage::Copied(number);
+        let bytes = encode_copy(&copy, turn.now);
+        self.out.put_long(&bytes, |bytes| Item::Copy { session: id.0, bytes });
+        self.end_copies();
+    }
+
+    /// If all of the round are copied, that is said.
+    fn end_copies(&mut self) {
+        let Some(round) = self.round.as_ref().filter(|round| round.copies.is_empty()) else { return };
+        let Some(covers) = &round.covers else { return };
+        let (mut bytes, number) = (Vec::new(), round.number);
+        put_covers(&mut bytes, covers);
+        self.out.put_long(&bytes, |covers| Item::Copied { round: number, covers });
+    }
+
+    fn drive_round(&mut self, turn: &mut Turn<'_>, journal: &Journal, rounds: &mut u64) {
+        let Some(round) = &self.round else {
+            // Of many sessions.
+            if turn.since(self.looked_at) >= SETTLED {
+                self.looked_at = turn.now;
+                self.begin_round(turn, rounds);
+                let without = self.sessions.values().filter(|followed| followed.stage != Stage::Guarded).count();
+                turn.router.metrics.sessions_unreplicated.set(without as i64);
+            }
+            return;
+        };
+        let number = round.number;
+        let has_cut = !round.cut.is_empty() && round.cut.iter().all(Option::is_some);
+        if round.covers.is_some() || !has_cut || !round.cut.iter().flatten().all(|covers| turn.mesh.has_delivered(covers)) {
+            return;
+        }
+        let begun = self.sessions.values().filter(|followed| followed.stage == Stage::Begun);
+        let begun: Vec<Arc<Subscriber>> = begun.map(|followed| Arc::clone(&followed.subscriber)).collect();
+        let look = |_: &Router, mesh: &Replication| {
+            let copy_of = |subscriber: &Arc<Subscriber>| {
+                let state = subscriber.lock();
+                // Under the session's lock: whatever is said of it later comes behind.
+                (!state.ended).then(|| {
+                    state.copied(number);
+                    (subscriber.id, Copy::of(&state))
+                })
+            };
+            (begun.iter().filter_map(copy_of).collect(), mesh.delivered())
+        };
+        let (copies, covers) = turn.quietly(look);
+        journal.kick();
+        if let Some(round) = &mut self.round {
+            (round.copies, round.covers) = (copies, Some(covers));
+            if round.copies.is_empty() {
+                self.end_copies();
+            }
+        }
+    }
+
+    fn begin_round(&mut self, turn: &Turn<'_>, rounds: &mut u64) {
+        let ready = self.sessions.values_mut().filter(|it| it.stage == Stage::Waiting && it.not_before <= turn.now);
+        let (mut bytes, mut count) = (0, 0);
+        for followed in ready {
+            if count == REPLICA_ROUND_SESSIONS_MAX {
+                break;
+            }
+            let subscriber = &followed.subscriber;
+            let is_claimed = Router::is_claimed(subscriber.access().as_deref());
+            let mut state = subscriber.lock();
+            let owed = state.outbound.owed().1;
+            if count > 0 && bytes + owed > REPLICA_ROUND_BYTES_MAX {
+                continue;
+            }
+            if owed > HANDOVER_BYTES_MAX || !is_claimed || !subscriber.follow(&mut state, true) {
+                followed.not_before = turn.now + LATER;
+                continue;
+            }
+            let head = encode_head(subscriber, &state);
+            drop(state);
+            (bytes, count) = (bytes + owed, count + 1);
+            followed.stage = Stage::Begun;
+            self.out.put_long(&head, |bytes| Item::Head { session: subscriber.id.0, bytes });
+        }
+        if count == 0 {
+            return;
+        }
+        // From here on it is known whence the messages are.
+        turn.router.subscriptions_changed(0);
+        *rounds += 1;
+        self.out.put(&Item::Round { round: *rounds });
+        let (number, since) = (*rounds, turn.now);
+        self.round = Some(Round { number, since, cut: Vec::new(), copies: HashMap::default(), covers: None });
+    }
+}

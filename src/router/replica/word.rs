@@ -1,0 +1,301 @@
+//! What the broker of sessions and the one that has their replicas say to each other: bytes to words and back.
+//!
+//! The broker's *items* are one stream of numbered letters, in an order; what is too large for one letter is cut apart. The answers are letters by themselves.
+
+use crate::codec::{PacketId, QoS};
+use crate::frame::{FrameError, Reader, put_block, put_varint};
+use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
+use crate::replication::Covers;
+use crate::router::handover::{put_covers, read_covers};
+use crate::session::{Order, SessionExpiry, Stage};
+
+/// The first byte of these letters; those of moves begin with smaller ones.
+const FIRST: u8 = 64;
+const ITEMS: u8 = FIRST;
+const OVER: u8 = 65;
+const ANSWER: u8 = 66;
+const CUT: u8 = 67;
+const WHOLE: u8 = 68;
+const LOST: u8 = 69;
+const UNKNOWN: u8 = 70;
+
+const HEAD: u8 = 1;
+const ROUND: u8 = 2;
+const COPY: u8 = 3;
+const COPIED: u8 = 4;
+const GUARDED: u8 = 5;
+const LANE: u8 = 6;
+const PLACED: u8 = 7;
+const PLACED_WHOLE: u8 = 8;
+const STAGED: u8 = 9;
+const REMOVED: u8 = 10;
+const RECEIVED: u8 = 11;
+const COMPLETED: u8 = 12;
+const SESSION: u8 = 13;
+const ENDED: u8 = 14;
+const DEALT: u8 = 15;
+const PART: u8 = 16;
+const BEGIN: u8 = 17;
+
+/// Whether a letter is one of these.
+pub(in crate::router) fn is_replicas(body: &[u8]) -> bool {
+    body.first().is_some_and(|kind| *kind >= FIRST)
+}
+
+/// A letter, of the stream with the given number.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Letter<'a> {
+    // The broker's.
+    /// Its letter of that number, which counts from 1. Of number 0: nothing is new, an answer is asked for.
+    Items { number: u64, items: &'a [u8] },
+    /// The stream is over, and all replicas of it.
+    Over,
+    // The other's.
+    /// All letters up to the first number are known; up to the second the client may be sent what they say.
+    Answer { known: u64, held: u64 },
+    /// From these covers on it takes in itself what is published for the sessions of the round.
+    Cut { round: u64, part: u64, parts: u64, covers: Covers },
+    /// It has all that was copied in the round, and all that came since.
+    Whole { round: u64 },
+    /// The replica of this session could not be kept up.
+    Lost { session: u64 },
+    /// It does not know the stream.
+    Unknown,
+}
+
+impl<'a> Letter<'a> {
+    pub(super) fn encode(&self, stream: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut head = |kind: u8| {
+            out.push(kind);
+            out.extend_from_slice(&stream.to_be_bytes());
+        };
+        match self {
+            Self::Items { number, items } => {
+                head(ITEMS);
+                put_varint(&mut out, *number);
+                out.extend_from_slice(items);
+            }
+            Self::Over => head(OVER),
+            Self::Answer { known, held } => {
+                head(ANSWER);
+                put_varint(&mut out, *known);
+                put_varint(&mut out, *held);
+            }
+            Self::Cut { round, part, parts, covers } => {
+                head(CUT);
+                [round, part, parts].into_iter().for_each(|number| put_varint(&mut out, *number));
+                put_covers(&mut out, covers);
+            }
+            Self::Whole { round } => {
+                head(WHOLE);
+                put_varint(&mut out, *round);
+            }
+            Self::Lost { session } => {
+                head(LOST);
+                put_varint(&mut out, *session);
+            }
+            Self::Unknown => head(UNKNOWN),
+        }
+        out
+    }
+
+    /// The letter, and the number of its stream.
+    pub(super) fn decode(body: &'a [u8]) -> Result<(u64, Self), FrameError> {
+        let mut reader = Reader::new(body);
+        let (kind, stream) = (reader.byte("kind")?, reader.u64("stream")?);
+        let letter = match kind {
+            ITEMS => {
+                let number = reader.varint("number")?;
+                return Ok((stream, Self::Items { number, items: reader.rest() }));
+            }
+            OVER => Self::Over,
+            ANSWER => Self::Answer { known: reader.varint("letter")?, held: reader.varint("letter")? },
+            CUT => {
+                let (round, part, parts) = (reader.varint("round")?, reader.varint("part")?, reader.varint("parts")?);
+                Self::Cut { round, part, parts, covers: read_covers(&mut reader)? }
+            }
+            WHOLE => Self::Whole { round: reader.varint("round")? },
+            LOST => Self::Lost { session: reader.varint("session")? },
+            UNKNOWN => Self::Unknown,
+            other => return Err(FrameError::Value { field: "letter", value: other.into() }),
+        };
+        reader.finish()?;
+        Ok((stream, letter))
+    }
+}
+
+/// What the broker says. Sessions go by its own numbers for them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Item<'a> {
+    /// The stream begins.
+    Begin,
+    /// A session that is to be replicated, from now on or anew: its claim, and who it is.
+    Head { session: u64, bytes: &'a [u8] },
+    /// These were all of this round: where is the cut?
+    Round { round: u64 },
+    /// What is in a session.
+    Copy { session: u64, bytes: &'a [u8] },
+    /// That was all of the round; it is what the broker had delivered up to these covers.
+    Copied { round: u64, covers: &'a [u8] },
+    /// See [`crate::session::Change::Guarded`].
+    Guarded { session: u64 },
+    /// What follows is of that lane.
+    Lane(OriginLane),
+    /// A message was placed that comes by the lane.
+    Placed { session: u64, order: Order, sequence: u64, qos: QoS, stage: Stage },
+    /// A message was placed, this one.
+    PlacedWhole { session: u64, order: Order, bytes: &'a [u8] },
+    /// A message has come further.
+    Staged { session: u64, order: Order, stage: Stage },
+    /// A message is kept no more.
+    Removed { session: u64, order: Order },
+    /// A QoS 2 message of the client's has come.
+    Received { session: u64, id: PacketId },
+    /// It is released.
+    Completed { session: u64, id: PacketId },
+    /// The session's head is another.
+    Session { session: u64, claim: u64, expiry: SessionExpiry, is_connected: bool },
+    /// The session is over, or replicated no more.
+    Ended { session: u64 },
+    /// Of the lane, of these ids what is for any of the sessions was said before.
+    Dealt { first: u64, last: u64 },
+    /// Goes before the bytes of the next item that has some, behind others like this.
+    Part { bytes: &'a [u8] },
+}
+
+impl<'a> Item<'a> {
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        let mut numbers = |kind: u8, numbers: &[u64]| {
+            out.push(kind);
+            numbers.iter().for_each(|number| put_varint(out, *number));
+        };
+        match self {
+            Self::Begin => numbers(BEGIN, &[]),
+            Self::Head { session, bytes } => {
+                numbers(HEAD, &[*session]);
+                put_block(out, bytes);
+            }
+            Self::Round { round } => numbers(ROUND, &[*round]),
+            Self::Copy { session, bytes } => {
+                numbers(COPY, &[*session]);
+                put_block(out, bytes);
+            }
+            Self::Copied { round, covers } => {
+                numbers(COPIED, &[*round]);
+                put_block(out, covers);
+            }
+            Self::Guarded { session } => numbers(GUARDED, &[*session]),
+            Self::Lane(OriginLane { origin, log, lane }) => {
+                numbers(LANE, &[]);
+                out.extend_from_slice(&origin.0.to_be_bytes());
+                out.extend_from_slice(&log.0.to_be_bytes());
+                out.push(lane.0);
+            }
+            Self::Placed { session, order, sequence, qos, stage } => {
+                numbers(PLACED, &[*session, *order, *sequence, u64::from(*qos as u8)]);
+                put_stage(out, *stage);
+            }
+            Self::PlacedWhole { session, order, bytes } => {
+                numbers(PLACED_WHOLE, &[*session, *order]);
+                put_block(out, bytes);
+            }
+            Self::Staged { session, order, stage } => {
+                numbers(STAGED, &[*session, *order]);
+                put_stage(out, *stage);
+            }
+            Self::Removed { session, order } => numbers(REMOVED, &[*session, *order]),
+            Self::Received { session, id } => numbers(RECEIVED, &[*session, u64::from(id.get())]),
+            Self::Completed { session, id } => numbers(COMPLETED, &[*session, u64::from(id.get())]),
+            Self::Session { session, claim, expiry, is_connected } => {
+                // As in the records on disk: 0 is for ever.
+                let expiry = match expiry {
+                    SessionExpiry::Never => 0,
+                    SessionExpiry::WithConnection => 1,
+                    SessionExpiry::After(rest) => rest.as_secs().saturating_add(1),
+                };
+                numbers(SESSION, &[*session, *claim, expiry, u64::from(*is_connected)]);
+            }
+            Self::Ended { session } => numbers(ENDED, &[*session]),
+            Self::Dealt { first, last } => numbers(DEALT, &[*first, *last]),
+            Self::Part { bytes } => {
+                numbers(PART, &[]);
+                put_block(out, bytes);
+            }
+        }
+    }
+
+    /// The next item.
+    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, FrameError> {
+        let kind = reader.byte("item")?;
+        if kind == PART {
+            return Ok(Self::Part { bytes: reader.block("part")? });
+        }
+        if kind == BEGIN {
+            return Ok(Self::Begin);
+        }
+        if kind == LANE {
+            let (origin, log) = (BrokerId(reader.u64("origin")?), LogId(reader.u64("log")?));
+            return Ok(Self::Lane(OriginLane { origin, log, lane: LaneId(reader.byte("lane")?) }));
+        }
+        let first = reader.varint("session")?;
+        Ok(match kind {
+            HEAD => Self::Head { session: first, bytes: reader.block("head")? },
+            ROUND => Self::Round { round: first },
+            COPY => Self::Copy { session: first, bytes: reader.block("copy")? },
+            COPIED => Self::Copied { round: first, covers: reader.block("covers")? },
+            GUARDED => Self::Guarded { session: first },
+            PLACED => {
+                let (order, sequence) = (reader.varint("order")?, reader.varint("sequence")?);
+                let qos = match reader.varint("QoS")? {
+                    1 => QoS::AtLeastOnce,
+                    2 => QoS::ExactlyOnce,
+                    value => return Err(FrameError::Value { field: "QoS", value }),
+                };
+                Self::Placed { session: first, order, sequence, qos, stage: read_stage(reader)? }
+            }
+            PLACED_WHOLE => Self::PlacedWhole { session: first, order: reader.varint("order")?, bytes: reader.block("message")? },
+            STAGED => Self::Staged { session: first, order: reader.varint("order")?, stage: read_stage(reader)? },
+            REMOVED => Self::Removed { session: first, order: reader.varint("order")? },
+            RECEIVED => Self::Received { session: first, id: read_packet_id(reader)? },
+            COMPLETED => Self::Completed { session: first, id: read_packet_id(reader)? },
+            SESSION => {
+                let claim = reader.varint("claim")?;
+                let expiry = match reader.varint("expiry")? {
+                    0 => SessionExpiry::Never,
+                    more => SessionExpiry::from_interval_seconds(u32::try_from(more - 1).unwrap_or(u32::MAX)),
+                };
+                Self::Session { session: first, claim, expiry, is_connected: reader.varint_max(1, "connection")? == 1 }
+            }
+            ENDED => Self::Ended { session: first },
+            DEALT => Self::Dealt { first, last: reader.varint("id")? },
+            other => return Err(FrameError::Value { field: "item", value: other.into() }),
+        })
+    }
+}
+
+fn put_stage(out: &mut Vec<u8>, stage: Stage) {
+    let (kind, serial) = match stage {
+        Stage::Queued => (0, 0),
+        Stage::Published(serial) => (1, serial),
+        Stage::Released(serial) => (2, serial),
+    };
+    out.push(kind);
+    put_varint(out, serial);
+}
+
+fn read_stage(reader: &mut Reader<'_>) -> Result<Stage, FrameError> {
+    let (kind, serial) = (reader.byte("stage")?, reader.varint("serial")?);
+    match kind {
+        0 => Ok(Stage::Queued),
+        1 => Ok(Stage::Published(serial)),
+        2 => Ok(Stage::Released(serial)),
+        other => Err(FrameError::Value { field: "stage", value: other.into() }),
+    }
+}
+
+fn read_packet_id(reader: &mut Reader<'_>) -> Result<PacketId, FrameError> {
+    let value = reader.varint("packet identifier")?;
+    let id = u16::try_from(value).ok().and_then(PacketId::new);
+    id.ok_or(FrameError::Value { field: "packet identifier", value })
+}

@@ -1,0 +1,137 @@
+//! What the replicas of sessions are to be told: the changes of these sessions, in the journal's order, once they are safe on the disk. So a replica never knows more than the
+//! broker itself would know after a restart.
+//!
+//! The way back is a number as well: [`Journal::confirmed`](super::Journal::confirmed), up to which all is safe on the disk and known to the replica.
+//!
+//! Closed, which it is unless there is a replica, it costs one look a commit. Its lock is a leaf.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use atomic_waker::AtomicWaker;
+use parking_lot::Mutex;
+
+use super::change::Change;
+use super::subscriber::SubscriberId;
+
+/// So many changes wait to be told at most: beyond, the replica is not kept up.
+const CHANGES_MAX: usize = 1 << 18;
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Tap {
+    is_open: AtomicBool,
+    inner: Mutex<Tapped>,
+    waker: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+struct Tapped {
+    /// They are on their way to the disk.
+    taken: Vec<Change>,
+    /// They are there.
+    safe: Vec<Change>,
+    /// The last change that is.
+    number: u64,
+    /// Sessions of which everything is told.
+    copied: HashSet<SubscriberId, ahash::RandomState>,
+    /// All that was heard is known to the replica.
+    is_idle: bool,
+    has_overflowed: bool,
+}
+
+/// What is to be told.
+#[derive(Debug)]
+pub struct Heard {
+    /// In their order.
+    pub changes: Vec<Change>,
+    /// The last change of the journal that is safe; none where nothing has become safe.
+    pub number: Option<u64>,
+    /// Something was left out.
+    pub has_overflowed: bool,
+}
+
+impl Tap {
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_open(&self, is_open: bool, and: impl FnOnce()) {
+        let mut inner = self.inner.lock();
+        *inner = Tapped { is_idle: true, ..Tapped::default() };
+        and();
+        self.is_open.store(is_open, Ordering::Release);
+    }
+
+    /// The store has taken these.
+    pub(super) fn take(&self, changes: &[Change]) {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        for change in changes {
+            let is_told = match change {
+                Change::Session(..) | Change::Subscribed(..) | Change::Unsubscribed(..) | Change::Guarded(..) => true,
+                Change::Copied(session, _) => {
+                    inner.copied.insert(*session);
+                    true
+                }
+                Change::Ended(session) => {
+                    inner.copied.remove(session);
+                    true
+                }
+                Change::Source(session, ..)
+                | Change::Placed(session, ..)
+                | Change::Staged(session, ..)
+                | Change::Removed(session, _)
+                | Change::Received(session, _)
+                | Change::Completed(session, _) => inner.copied.contains(session),
+                Change::Logged(_) | Change::Cover(..) => !inner.copied.is_empty(),
+                _ => false,
+            };
+            if is_told {
+                inner.taken.push(change.clone());
+            }
+        }
+        if inner.taken.len() + inner.safe.len() > CHANGES_MAX {
+            (inner.taken, inner.safe) = Default::default();
+            inner.has_overflowed = true;
+        }
+    }
+
+    /// What it has taken is safe, up to change `number`. Whether nobody need be told of anything: then that is confirmed by `confirm`.
+    pub(super) fn commit(&self, number: u64, confirm: impl FnOnce()) {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        inner.safe.append(&mut inner.taken);
+        inner.number = number;
+        if inner.is_idle && inner.safe.is_empty() && !inner.has_overflowed {
+            confirm();
+            return;
+        }
+        inner.is_idle = false;
+        drop(guard);
+        self.waker.wake();
+    }
+
+    pub(super) fn heard(&self) -> Heard {
+        let mut inner = self.inner.lock();
+        let number = Some(inner.number).filter(|_| !inner.is_idle);
+        Heard { changes: std::mem::take(&mut inner.safe), number, has_overflowed: inner.has_overflowed }
+    }
+
+    /// The replica knows of all that was heard up to `number`.
+    pub(super) fn confirm(&self, number: u64, confirm: impl FnOnce()) {
+        let mut inner = self.inner.lock();
+        if !self.is_open() {
+            return;
+        }
+        inner.is_idle |= inner.safe.is_empty() && inner.number == number;
+        confirm();
+    }
+
+    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.waker.register(context.waker());
+        let inner = self.inner.lock();
+        if inner.safe.is_empty() && !inner.has_overflowed { Poll::Pending } else { Poll::Ready(()) }
+    }
+}

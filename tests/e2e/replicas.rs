@@ -1,0 +1,186 @@
+//! Sessions with replicas (`session_replicas = 1`): a broker is killed, and its clients go on elsewhere, with nothing lost and at QoS 2 nothing twice.
+//!
+//! `REPLICA_ROUNDS` (2) says how often, `REPLICA_SEED` repeats a run.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::broker::{Broker, PATIENCE, Site, wait_for};
+use crate::client::Connect;
+use crate::crash::{Publisher, Subscriber};
+use crate::mesh::settle;
+use crate::serve::get;
+
+fn configuration(site: &Site, name: &str, peers: &[SocketAddr]) -> String {
+    site.configuration(name, peers).replace("subscribe_ack = \"mesh\"", "subscribe_ack = \"mesh\"\nsession_replicas = 1")
+}
+
+fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
+    let mut brokers: Vec<Broker> = Vec::new();
+    for name in names {
+        site.certify("m", name, &[]);
+        let peers: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+        brokers.push(site.start(name, &configuration(site, name, &peers)));
+    }
+    settle(&brokers.iter().collect::<Vec<_>>());
+    brokers
+}
+
+fn gauge(broker: &Broker, name: &str) -> u64 {
+    let page = get(broker.address_of("health"), "/metrics");
+    let line = page.lines().find_map(|line| line.strip_prefix(&format!("mqtt_st_quic_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name}: {page}")).parse::<f64>().unwrap() as u64
+}
+
+/// Until all sessions of all brokers have replicas.
+fn await_replicas(brokers: &[Broker]) {
+    wait_for("replicas of all sessions", || {
+        let sum = |name| brokers.iter().map(|broker| gauge(broker, name)).sum::<u64>();
+        // There are others' sessions beside: those of publishers, which are kept as well.
+        (sum("sessions_unreplicated") == 0 && sum("sessions_shadowed") == sum("sessions")).then_some(())
+    });
+}
+
+fn connect(id: &str) -> Connect {
+    Connect::new(5).id(id).resume(u32::MAX)
+}
+
+/// Two subscribers, QoS 1 and 2, and two publishers for them, each with sessions that are kept.
+struct Clients {
+    publishers: Vec<Publisher>,
+    subscribers: Vec<Subscriber>,
+}
+
+impl Clients {
+    fn new(at: &Broker, rng: &mut StdRng) -> Self {
+        let (mut publishers, mut subscribers) = (Vec::new(), Vec::new());
+        for (qos, names) in [(1, ["p1", "s1"]), (2, ["p2", "s2"])] {
+            let topic = format!("kept/{qos}");
+            let mut publisher = Publisher::new(connect(names[0]), &topic, qos, rng.random());
+            publisher.pause = Duration::from_millis(4);
+            let mut subscriber = Subscriber::new(connect(names[1]), &topic, qos);
+            subscriber.subscribe(at.address());
+            publishers.push(publisher);
+            subscribers.push(subscriber);
+        }
+        Self { publishers, subscribers }
+    }
+
+    /// All is there: of QoS 1 at least once, of QoS 2 once, and in order.
+    fn check(&mut self, at: &Broker) {
+        let counts: Vec<u64> = self.publishers.iter().map(|publisher| publisher.next).collect();
+        for (subscriber, published) in self.subscribers.iter_mut().zip(&counts) {
+            let deadline = Instant::now() + PATIENCE;
+            while subscriber.seen.len() < *published as usize && Instant::now() < deadline {
+                // Its session may be refused for a moment.
+                let _ = subscriber.run(at.address(), *published, deadline);
+            }
+            let all: Vec<u64> = (0..*published).collect();
+            let missing: Vec<_> = all.iter().filter(|number| !subscriber.seen.contains(number)).collect();
+            assert!(missing.is_empty(), "QoS {}: {} lost of {published}: {:?}", subscriber.qos, missing.len(), missing.first());
+            let mut seen = std::collections::HashSet::new();
+            let qos = subscriber.qos;
+            let first: Vec<u64> = subscriber.delivered.iter().copied().filter(|number| qos == 2 || seen.insert(*number)).collect();
+            let wrong = first.iter().zip(&all).find(|(got, expected)| got != expected);
+            assert!(first == all, "QoS {qos}: doubled or out of order: {wrong:?} of {} for {published}", first.len());
+        }
+        println!("{counts:?} messages published");
+    }
+}
+
+/// The broker of the subscribers is killed while messages come; they go elsewhere, and it comes back. Session Present is true each time: the clients insist on it.
+#[test]
+fn a_broker_is_killed_and_its_sessions_go_on_elsewhere() {
+    let variable = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let rounds = variable("REPLICA_ROUNDS").unwrap_or(2);
+    let seed = variable("REPLICA_SEED").unwrap_or_else(rand::random);
+    println!("REPLICA_SEED={seed} REPLICA_ROUNDS={rounds}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let site = Site::new();
+    let names = ["a", "b", "c"];
+    let mut brokers = start_all(&site, &names);
+    let mesh: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+    let mut clients = Clients::new(&brokers[0], &mut rng);
+    let stop = AtomicBool::new(false);
+    // Publishers stay at a broker that lives.
+    let at_c = brokers[2].address();
+    let Clients { publishers, subscribers } = &mut clients;
+    thread::scope(|scope| {
+        for publisher in publishers.iter_mut() {
+            let stop = &stop;
+            scope.spawn(move || publisher.run(at_c, stop).expect("the publishers' broker is gone"));
+        }
+        for round in 0..rounds as usize {
+            let (here, there) = (round % 2, 1 - round % 2);
+            // Some wait, some are under way.
+            let address = brokers[here].address();
+            await_replicas(&brokers);
+            let life = Duration::from_millis(rng.random_range(100..400));
+            thread::scope(|scope| {
+                for subscriber in subscribers.iter_mut() {
+                    let deadline = Instant::now() + life * 3;
+                    scope.spawn(move || subscriber.run(address, u64::MAX, deadline));
+                }
+                thread::sleep(life);
+                brokers.remove(here).kill();
+            });
+            let address = brokers[there.min(brokers.len() - 1)].address();
+            let others: Vec<_> = mesh.iter().copied().filter(|address| *address != mesh[here]).collect();
+            let listen = format!("listen = \"{}\"", mesh[here]);
+            let again = configuration(&site, names[here], &others).replace("listen = \"127.0.0.1:0\"", &listen);
+            let address = if here == 0 { brokers[0].address() } else { address };
+            for subscriber in subscribers.iter_mut() {
+                let deadline = Instant::now() + PATIENCE;
+                let enough = subscriber.seen.len() as u64 + 20;
+                while (subscriber.seen.len() as u64) < enough && Instant::now() < deadline {
+                    let _ = subscriber.run(address, enough, deadline);
+                }
+                assert!(subscriber.seen.len() as u64 >= enough, "QoS {} does not go on", subscriber.qos);
+            }
+            brokers.insert(here, site.start(names[here], &again));
+            settle(&brokers.iter().collect::<Vec<_>>());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    clients.check(&brokers[rounds as usize % 2]);
+}
+
+/// The broker with the replicas is killed: clients notice nothing, and there are others.
+#[test]
+fn a_broker_with_replicas_is_killed_and_nobody_notices() {
+    let site = Site::new();
+    let mut brokers = start_all(&site, &["a", "b", "c"]);
+    let mut rng = StdRng::seed_from_u64(rand::random());
+    let mut clients = Clients::new(&brokers[0], &mut rng);
+    let stop = AtomicBool::new(false);
+    let address = brokers[0].address();
+    let Clients { publishers, subscribers } = &mut clients;
+    thread::scope(|scope| {
+        for publisher in publishers.iter_mut() {
+            let stop = &stop;
+            scope.spawn(move || publisher.run(address, stop).expect("the publishers' broker is there"));
+        }
+        await_replicas(&brokers);
+        thread::scope(|scope| {
+            for subscriber in subscribers.iter_mut() {
+                let deadline = Instant::now() + Duration::from_secs(5);
+                scope.spawn(move || {
+                    let before = subscriber.seen.len();
+                    subscriber.run(address, u64::MAX, deadline).expect("its broker is there");
+                    assert!(subscriber.seen.len() > before);
+                });
+            }
+            let keeper = brokers.iter().position(|broker| gauge(broker, "sessions_shadowed") > 0).unwrap();
+            assert!(keeper > 0);
+            brokers.remove(keeper).kill();
+        });
+        await_replicas(&brokers);
+        stop.store(true, Ordering::Relaxed);
+    });
+    clients.check(&brokers[0]);
+}
