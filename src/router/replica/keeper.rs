@@ -43,9 +43,19 @@ pub(in crate::router) enum Promotion {
 #[derive(Debug, Default)]
 pub(super) struct Keepers {
     of: HashMap<BrokerId, Keeper>,
-    clients: HashMap<Arc<str>, (BrokerId, u64), ahash::RandomState>,
+    clients: Clients,
     /// They are not known to be safe.
     promoted: Vec<Promoted>,
+}
+
+/// Whose session a client's is, of those that have told of it: the newest claim counts. With its number there and its claim.
+type Clients = HashMap<Arc<str>, (BrokerId, u64, u64), ahash::RandomState>;
+
+fn note(clients: &mut Clients, client_id: &Arc<str>, of: BrokerId, session: u64, claim: u64) {
+    let known = clients.entry(Arc::clone(client_id)).or_insert((of, session, claim));
+    if known.0 == of || (known.2, known.0) < (claim, of) {
+        *known = (of, session, claim);
+    }
 }
 
 /// Of one other broker's sessions.
@@ -186,19 +196,19 @@ impl Keepers {
 
     fn forget(&mut self, turn: &mut Turn<'_>, of: BrokerId) {
         let Some(keeper) = self.of.remove(&of) else { return };
-        self.clients.retain(|_, (broker, _)| *broker != of);
+        self.clients.retain(|_, (broker, ..)| *broker != of);
         keeper.kept.into_values().for_each(|kept| kept.end(turn));
     }
 
     fn forget_one(&mut self, turn: &mut Turn<'_>, client_id: &str) {
-        let Some((of, session)) = self.clients.remove(client_id) else { return };
+        let Some((of, session, _)) = self.clients.remove(client_id) else { return };
         if let Some(kept) = self.of.get_mut(&of).and_then(|keeper| keeper.kept.remove(&session)) {
             kept.end(turn);
         }
     }
 
     pub(super) fn follow_claim(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, theirs: Claimed) {
-        let Some((of, session)) = self.clients.get(client_id) else { return };
+        let Some((of, session, _)) = self.clients.get(client_id) else { return };
         let kept = self.of.get(of).and_then(|keeper| keeper.kept.get(session));
         if *of != theirs.1 && kept.is_some_and(|kept| (kept.claim, *of) < theirs) {
             self.forget_one(turn, client_id);
@@ -238,7 +248,7 @@ impl Keepers {
 
     /// Makes a session of this broker of a replica whose broker cannot be reached.
     pub(super) fn promote(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) -> Promotion {
-        let Some((of, session)) = self.clients.get(client_id).copied() else { return Promotion::NotHere };
+        let Some((of, session, _)) = self.clients.get(client_id).copied() else { return Promotion::NotHere };
         let Some(keeper) = self.of.get_mut(&of) else { return Promotion::NotHere };
         let (router, now) = (turn.router, turn.now);
         if !turn.post.lost_since(of).is_some_and(|since| turn.since(since) >= LOST_LEAST) {
@@ -310,13 +320,7 @@ impl Keeper {
     }
 
     /// Takes in one letter.
-    fn read(
-        &mut self,
-        turn: &mut Turn<'_>,
-        from: BrokerId,
-        items: &[u8],
-        clients: &mut HashMap<Arc<str>, (BrokerId, u64), ahash::RandomState>,
-    ) -> Result<(), FrameError> {
+    fn read(&mut self, turn: &mut Turn<'_>, from: BrokerId, items: &[u8], clients: &mut Clients) -> Result<(), FrameError> {
         let (mut reader, mut lane, letter) = (Reader::new(items), None, self.known + 1);
         while !reader.is_empty() {
             match Item::read(&mut reader)? {
@@ -330,11 +334,7 @@ impl Keeper {
                 Item::Head { session, bytes } => {
                     let head = decode_head(&self.whole(bytes)).ok_or(FrameError::Text("session"))?;
                     self.end(turn, (from, session), clients);
-                    // Whatever another broker has said of it is older.
-                    if let Some(other) = clients.remove(&head.head.client_id).filter(|(other, _)| *other == from) {
-                        self.end(turn, other, clients);
-                    }
-                    clients.insert(Arc::clone(&head.head.client_id), (from, session));
+                    note(clients, &head.head.client_id, from, session, head.claim);
                     self.kept.insert(session, keep(turn.router, head));
                 }
                 Item::Round { round } => self.begin_round(turn, from, round),
@@ -398,6 +398,7 @@ impl Keeper {
                 Item::Session { session, claim, expiry, is_connected } => {
                     if let Some(kept) = self.kept.get_mut(&session) {
                         (kept.claim, kept.head.expiry, kept.is_connected) = (claim, expiry, is_connected);
+                        note(clients, &kept.head.client_id, from, session, claim);
                     }
                 }
                 Item::Ended { session } => self.end(turn, (from, session), clients),
@@ -421,14 +422,9 @@ impl Keeper {
         whole
     }
 
-    fn end(
-        &mut self,
-        turn: &mut Turn<'_>,
-        (of, session): (BrokerId, u64),
-        clients: &mut HashMap<Arc<str>, (BrokerId, u64), ahash::RandomState>,
-    ) {
+    fn end(&mut self, turn: &mut Turn<'_>, (of, session): (BrokerId, u64), clients: &mut Clients) {
         if let Some(kept) = self.kept.remove(&session) {
-            if clients.get(&kept.head.client_id) == Some(&(of, session)) {
+            if clients.get(&kept.head.client_id).is_some_and(|known| (known.0, known.1) == (of, session)) {
                 clients.remove(&kept.head.client_id);
             }
             kept.end(turn);

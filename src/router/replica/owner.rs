@@ -21,6 +21,8 @@ const SETTLED: Duration = Duration::from_millis(50);
 const LATER: Duration = Duration::from_secs(5);
 /// The other broker is asked whether it is there.
 const PING: Duration = Duration::from_secs(1);
+/// Who does not answer, while there is nothing that anybody waits for, is given up after this time.
+const SILENCE_IDLE: Duration = Duration::from_secs(6);
 /// A round takes no longer, or the other broker is not the right one.
 const ROUND_MAX: Duration = Duration::from_secs(15);
 /// There is no way to the other broker for so long.
@@ -113,6 +115,7 @@ impl Owner {
         if heard.has_overflowed || turn.router.pressure.level() == Level::Full {
             return self.give_up(turn, "it does not keep up");
         }
+        let was_idle = peer.is_idle();
         heard.changes.into_iter().for_each(|change| peer.tell(turn, change));
         peer.drive_round(turn, &journal, &mut self.rounds);
         peer.out.seal();
@@ -122,6 +125,9 @@ impl Owner {
             if peer.marks.back() != Some(&mark) {
                 peer.marks.push_back(mark);
             }
+        }
+        if was_idle && !peer.is_idle() {
+            peer.progress_at = turn.now;
         }
         peer.send(turn);
         peer.confirm(&journal);
@@ -275,7 +281,9 @@ impl Peer {
     }
 
     fn is_silent(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.progress_at) >= SILENCE_MAX
+        // Where nobody waits for it there is time.
+        let patience = if self.is_idle() { SILENCE_IDLE } else { SILENCE_MAX };
+        now.saturating_duration_since(self.progress_at) >= patience
     }
 
     fn send(&mut self, turn: &Turn<'_>) {
