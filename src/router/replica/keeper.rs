@@ -251,7 +251,7 @@ impl Keepers {
         let Some((of, session, _)) = self.clients.get(client_id).copied() else { return Promotion::NotHere };
         let Some(keeper) = self.of.get_mut(&of) else { return Promotion::NotHere };
         let (router, now) = (turn.router, turn.now);
-        if !turn.post.lost_since(of).is_some_and(|since| turn.since(since) >= LOST_LEAST) {
+        if turn.post.lost_since(of).is_none_or(|since| turn.since(since) < LOST_LEAST) {
             return Promotion::Wait;
         }
         let newest = router.newest_claim(client_id, now);

@@ -336,13 +336,10 @@ impl Peer {
             self.sessions.get(id).is_some_and(|followed| matches!(followed.stage, Stage::Copied(_) | Stage::Guarded))
         };
         match change {
-            Change::Session(id, head) if self.sessions.contains_key(&id) => {
-                if is_told(&id) {
-                    let Head { claim, expiry, left_at, .. } = head;
-                    self.out.put(&Item::Session { session: id.0, claim, expiry, is_connected: left_at.is_none() });
-                }
+            Change::Session(id, Head { claim, expiry, left_at, .. }) if is_told(&id) => {
+                self.out.put(&Item::Session { session: id.0, claim, expiry, is_connected: left_at.is_none() });
             }
-            Change::Session(id, head) => {
+            Change::Session(id, head) if !self.sessions.contains_key(&id) => {
                 let held = turn.router.registry.get(&head.client_id).map(|held| Arc::clone(&held));
                 if let Some(subscriber) = held.filter(|subscriber| subscriber.id == id) {
                     let not_before = turn.now + SETTLED;
