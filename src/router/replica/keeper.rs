@@ -18,7 +18,7 @@ use crate::router::Router;
 use crate::router::claims::Claimed;
 use crate::router::deadlines::Due;
 use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn, Waiting, read_covers};
-use crate::session::{MovedHead, Order, RESTORED_EPOCH, SessionExpiry, Shadow, Stage, Subscriber, SubscriptionOptions};
+use crate::session::{MovedHead, Order, RESTORED_EPOCH, SessionExpiry, Shadow, Subscriber, SubscriptionOptions};
 use crate::topic;
 
 /// Covers in one letter.
@@ -366,7 +366,7 @@ impl Keeper {
                     if let Some(kept) = self.kept.get(&session) {
                         kept.with(|shadow| shadow.place(order, Some(id), qos, stage, None));
                     }
-                    self.wait_for(session, order, stage, letter);
+                    self.wait_for(session, order, letter);
                 }
                 Item::PlacedWhole { session, order, bytes } => {
                     let entry = decode_entry(&self.whole(bytes), turn.now).ok_or(FrameError::Text("message"))?;
@@ -378,7 +378,7 @@ impl Keeper {
                     if let Some(kept) = self.kept.get(&session) {
                         kept.with(|shadow| shadow.stage(order, stage));
                     }
-                    self.wait_for(session, order, stage, letter);
+                    self.wait_for(session, order, letter);
                 }
                 Item::Removed { session, order } => {
                     if let Some(kept) = self.kept.get(&session) {
@@ -431,10 +431,10 @@ impl Keeper {
         }
     }
 
-    /// The client is not sent a QoS 2 message before it has arrived here, too.
-    fn wait_for(&mut self, session: u64, order: Order, stage: Stage, letter: u64) {
+    /// The client is not sent a QoS 2 message before it has arrived here, too. How far it has come is the replica's to say: that it is sent may have been told before its placing was.
+    fn wait_for(&mut self, session: u64, order: Order, letter: u64) {
         let Some(kept) = self.kept.get(&session).filter(|kept| kept.is_guarded) else { return };
-        if matches!(stage, Stage::Published(_)) && kept.with(|shadow| shadow.has(order)) == Some(false) {
+        if kept.with(|shadow| shadow.has(order)) == Some(false) {
             self.waiting.push_back((letter, Arc::clone(&kept.subscriber), order));
         }
     }

@@ -29,6 +29,8 @@
 mod keeper;
 mod outgoing;
 mod owner;
+#[cfg(test)]
+mod tests;
 mod word;
 
 use std::sync::Arc;

@@ -1,0 +1,252 @@
+//! One broker, with its letters: what it says to another that is only heard, and what it makes of what that one says.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::keeper::Keepers;
+use super::word::{Item, Letter};
+use super::{encode_copy, encode_head};
+use crate::codec::{PacketId, ProtocolVersion, QoS, RetainHandling};
+use crate::config::SharedStrategy;
+use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane};
+use crate::interest::{Interest, Mode, Rules};
+use crate::limits::REGISTER_FILTERS_MAX;
+use crate::metrics::Metrics;
+use crate::replication::{Covers, MeshMessage, Picks, Replication, ReplicationConfig};
+use crate::router::handover::{Turn, put_covers};
+use crate::router::{Batch, ConnectRequest, Connection, LinkDelivery, Router, RouterLimits, Subscribe};
+use crate::session::{
+    Connected, Copy, Journal, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
+};
+use crate::shared::register::{Follow as _, Registers};
+use crate::shared::{Carry, Post, StampClock};
+
+const OWN: BrokerId = BrokerId(1);
+pub(super) const OTHER: BrokerId = BrokerId(2);
+const HOUR: SessionExpiry = SessionExpiry::After(Duration::from_secs(3_600));
+const LIMITS: OutboundLimits = OutboundLimits {
+    inflight_max: 20,
+    inflight_bytes_max: 1_000_000,
+    queued_messages_max: 1_000,
+    queued_bytes_max: 1_000_000,
+    drop_oldest: false,
+    queue_qos0: false,
+};
+
+/// Takes all letters, and brings them nowhere.
+#[derive(Default)]
+struct Wire {
+    letters: Mutex<Vec<Vec<u8>>>,
+    lost: Mutex<Option<Instant>>,
+}
+
+impl Carry for Wire {
+    fn carry(&self, _: BrokerId, body: &[u8]) -> bool {
+        self.letters.lock().push(body.to_vec());
+        true
+    }
+
+    fn lost_since(&self, _: BrokerId) -> Option<Instant> {
+        *self.lost.lock()
+    }
+
+    fn reached(&self) -> Vec<BrokerId> {
+        vec![OTHER]
+    }
+}
+
+pub(super) struct Rig {
+    pub(super) now: Instant,
+    pub(super) router: Arc<Router>,
+    pub(super) journal: Arc<Journal>,
+    mesh: Arc<Replication>,
+    post: Arc<Post>,
+    wire: Arc<Wire>,
+    batch: Batch,
+    _carrier: Arc<dyn Carry>,
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+        let now = Instant::now();
+        let journal = Journal::new();
+        let limits = RouterLimits { outbound: LIMITS, shared: SharedStrategy::default() };
+        let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), Some(Arc::clone(&journal)), now));
+        router.share_retained(StampClock::new(OWN.0, Duration::from_secs(1_800_000_000), now), Duration::from_secs(60));
+        router.join_registers(Registers::new(OWN, Duration::from_secs(900), REGISTER_FILTERS_MAX));
+        router.claims.joined(OTHER);
+        router.claims.known(OTHER);
+        let config = ReplicationConfig {
+            origin: OWN,
+            log: LogId(100),
+            lanes_per_class: 2,
+            ring_blocks: 1 << 10,
+            ring_bytes: 1 << 20,
+            ring_age: Duration::from_secs(600),
+            slows_publishers: true,
+            hop_max: 255,
+            message_bytes_max: 1_000_000,
+        };
+        let interest = Arc::new(Interest::new(OWN, Rules::new(Mode::Interest, [])));
+        let mesh = Replication::with_interest(config, interest, now);
+        router.join_mesh(Arc::clone(&mesh));
+        let (wire, post) = (Arc::<Wire>::default(), Arc::<Post>::default());
+        let carrier: Arc<dyn Carry> = Arc::clone(&wire) as Arc<dyn Carry>;
+        post.open(Arc::downgrade(&carrier));
+        router.join_post(Arc::clone(&post));
+        Self { now, router, journal, mesh, post, wire, batch: Batch::default(), _carrier: carrier }
+    }
+
+    pub(super) fn with<T>(&mut self, act: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+        let Self { now, router, mesh, post, batch, .. } = self;
+        let done = act(&mut Turn { router, mesh, post, own: OWN, batch, now: *now });
+        router.finish(batch, *now);
+        done
+    }
+
+    /// The disk.
+    pub(super) fn commit(&self) {
+        if let Some(number) = self.journal.take(&mut Vec::new(), Duration::ZERO) {
+            self.journal.commit(number);
+        }
+    }
+
+    /// What was sent since this was asked last.
+    pub(super) fn sent(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut *self.wire.letters.lock())
+    }
+
+    /// That broker cannot be reached any more.
+    pub(super) fn lose(&self) {
+        *self.wire.lost.lock() = Some(self.now);
+    }
+
+    /// A message of the other broker comes by a lane.
+    fn arrive(&self, topic: &str, sequence: u64, qos: QoS) {
+        let (picks, payload, properties) = (Picks::NONE, b"x".as_slice(), b"".as_slice());
+        let message =
+            MeshMessage { topic, payload, qos, retain: false, expiry_seconds: None, properties, stamp: None, picks };
+        let mut delivery = LinkDelivery::new(Arc::clone(&self.router));
+        delivery.deliver(&message, id(sequence), self.now);
+        delivery.flush(self.now);
+    }
+
+    /// A client is here, with a session that outlives its connection.
+    pub(super) fn connect(&mut self, client_id: &str) -> Connection {
+        let request = ConnectRequest {
+            client_id,
+            clean_start: true,
+            expiry: HOUR,
+            silence_max: None,
+            will: None,
+            connected: Connected { version: ProtocolVersion::V5, window: 20, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
+            address: None,
+            access: None,
+        };
+        let connection = self.router.connect(&mut self.batch, request, |_| Vec::new(), self.now).unwrap();
+        self.router.finish(&mut self.batch, self.now);
+        connection
+    }
+
+    pub(super) fn subscribe(&self, connection: &Connection, filter: &str) {
+        let request = Subscribe { filter, options: options(), retain_handling: RetainHandling::DoNotSend };
+        self.router.subscribe(connection, &request).unwrap();
+    }
+}
+
+fn options() -> SubscriptionOptions {
+    SubscriptionOptions { qos: QoS::ExactlyOnce, no_local: false, retain_as_published: false, subscription_id: None }
+}
+
+fn id(sequence: u64) -> MessageId {
+    MessageId { origin_lane: lane(), sequence }
+}
+
+fn lane() -> OriginLane {
+    OriginLane { origin: OTHER, log: LogId(7), lane: LaneId(2) }
+}
+
+fn encode(items: &[Item<'_>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    items.iter().for_each(|item| item.encode(&mut out));
+    out
+}
+
+/// A session of another broker's, subscribed to `t`.
+fn head(client_id: &str, claim: u64, expiry: SessionExpiry) -> Vec<u8> {
+    let subscriber = Subscriber::new(SubscriberId(1), Arc::from(client_id), LIMITS, None);
+    let mut state = subscriber.lock();
+    (state.claimed, state.expiry) = (claim, expiry);
+    state.subscriptions.insert("t".into(), options());
+    encode_head(&subscriber, &state)
+}
+
+/// The replicas that a broker has of others' sessions, and how many letters it has had of each of these.
+struct Kept {
+    rig: Rig,
+    keepers: Keepers,
+    numbers: std::collections::BTreeMap<BrokerId, u64>,
+}
+
+impl Kept {
+    fn new() -> Self {
+        Self { rig: Rig::new(), keepers: Keepers::default(), numbers: Default::default() }
+    }
+
+    /// A letter of that broker's, in its only stream.
+    fn hear(&mut self, from: BrokerId, items: &[Item<'_>]) {
+        let number = self.numbers.entry(from).or_default();
+        *number += 1;
+        let Self { rig, keepers, .. } = self;
+        rig.with(|turn| keepers.items(turn, (from, 1), *number, &encode(items)));
+    }
+
+    /// That broker has a session with a whole replica here.
+    fn guard(&mut self, from: BrokerId, session: u64, head: &[u8]) {
+        let mut covers = Vec::new();
+        put_covers(&mut covers, &Covers::new());
+        let copy = encode_copy(&Copy::default(), self.rig.now);
+        self.hear(from, &[Item::Head { session, bytes: head }, Item::Round { round: session }]);
+        let copied = Item::Copied { round: session, covers: &covers };
+        self.hear(from, &[Item::Copy { session, bytes: &copy }, copied, Item::Guarded { session }]);
+    }
+
+    /// One turn; what the broker says in it.
+    fn turn(&mut self) -> Vec<Said> {
+        let Self { rig, keepers, .. } = self;
+        rig.sent();
+        rig.with(|turn| keepers.drive(turn));
+        let said = |letter: Vec<u8>| match Letter::decode(&letter) {
+            Ok((_, Letter::Answer { known, held })) => Some(Said::Answer { known, held }),
+            Ok((_, Letter::Lost { session })) => Some(Said::Lost(session)),
+            _ => None,
+        };
+        rig.sent().into_iter().filter_map(said).collect()
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.rig.now += time;
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Answer { known: u64, held: u64 },
+    Lost(u64),
+}
+
+#[test]
+fn a_message_that_was_sent_before_its_placing_was_told_is_awaited_too() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 1, HOUR));
+    assert_eq!(kept.turn(), [Said::Answer { known: 2, held: 2 }]);
+    let placed = Item::Placed { session: 1, order: 1, sequence: 5, qos: QoS::ExactlyOnce, stage: Stage::Queued };
+    let staged = Item::Staged { session: 1, order: 1, stage: Stage::Published(0) };
+    kept.hear(OTHER, &[staged, Item::Lane(lane()), placed]);
+    assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 2 }], "the message has not arrived");
+    kept.rig.arrive("t", 5, QoS::ExactlyOnce);
+    assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 3 }]);
+}
