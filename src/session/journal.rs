@@ -375,7 +375,10 @@ impl Journal {
 
     /// Replicas know of all that was heard up to `number`.
     pub fn confirm(&self, number: u64) {
-        self.tap.confirm(number, || self.state.replicated.store(number, Ordering::Release));
+        // What nobody need be told of may be confirmed further already: never back.
+        self.tap.confirm(number, || {
+            self.state.replicated.fetch_max(number, Ordering::AcqRel);
+        });
         self.wake_up_to(self.confirmed());
     }
 
@@ -457,7 +460,9 @@ impl Journal {
         self.state.failing.store(self.state.ended.load(Ordering::Acquire), Ordering::Release);
         self.state.committed.store(number, Ordering::Release);
         if self.tap.is_open() {
-            self.tap.commit(number, || self.state.replicated.store(number, Ordering::Release));
+            self.tap.commit(number, || {
+                self.state.replicated.fetch_max(number, Ordering::AcqRel);
+            });
         }
         self.wake_up_to(number);
     }
@@ -851,6 +856,26 @@ mod tests {
             shorten(&mut changes);
             assert_eq!(format!("{changes:?}"), format!("{left:?}"));
         }
+    }
+
+    #[test]
+    fn what_the_replica_knows_never_goes_back() {
+        let (journal, at_replica) = (Journal::new(), true);
+        let write = |change| {
+            let number = journal.push(change);
+            journal.commit(journal.take(&mut Vec::new(), Duration::ZERO).unwrap());
+            number
+        };
+        journal.open_tap();
+        let told = write(Change::Copied(SubscriberId(1), 1));
+        assert_eq!((journal.heard().number, journal.confirmed()), (Some(told), 0));
+        journal.confirm(told);
+        // Of this nobody need be told.
+        let untold = write(retained("t", &bytes::Bytes::new()));
+        assert_eq!(journal.confirmed(), untold);
+        // Another letter, behind which nothing new was safe, is known.
+        journal.confirm(told);
+        assert!(journal.has(Awaited { number: untold, at_replica }), "{}", journal.confirmed());
     }
 
     #[test]
