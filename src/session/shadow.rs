@@ -160,7 +160,8 @@ impl Shadow {
         self.is_copied && self.is_guarded && self.owed.is_empty() && !self.is_broken
     }
 
-    fn give_up(&mut self) {
+    /// It can take the session's place no more.
+    pub(crate) fn give_up(&mut self) {
         self.is_broken = true;
         self.items = BTreeMap::new();
         self.unlisted = BTreeMap::new();

@@ -25,6 +25,9 @@ use crate::topic;
 const CUT_COVERS: usize = 1_000;
 /// A broker that can be reached says something in this time, or has no replicas here any more.
 const SILENCE_OWNER: Duration = Duration::from_secs(10);
+/// A message without which others' clients wait is waited for so long: then its replica is over, and nobody waits for it. Less than [`SILENCE_MAX`](super::SILENCE_MAX), after which
+/// all of them would be.
+const MISSING_MAX: Duration = Duration::from_secs(1);
 /// A broker to which there is no way for so long cannot be reached.
 const LOST_LEAST: Duration = Duration::from_secs(1);
 
@@ -71,9 +74,18 @@ struct Keeper {
     kept: HashMap<u64, Kept, ahash::RandomState>,
     round: Option<Round>,
     /// Messages that have not arrived, without which letters are not held, in the order of these.
-    waiting: VecDeque<(u64, Arc<Subscriber>, Order)>,
+    waiting: VecDeque<Missing>,
     dealt: Dealt,
     swept_at: Instant,
+}
+
+/// A message without which the letter of that number is not held.
+#[derive(Debug)]
+struct Missing {
+    letter: u64,
+    subscriber: Arc<Subscriber>,
+    order: Order,
+    since: Instant,
 }
 
 /// What the other broker has given to its sessions.
@@ -366,7 +378,7 @@ impl Keeper {
                     if let Some(kept) = self.kept.get(&session) {
                         kept.with(|shadow| shadow.place(order, Some(id), qos, stage, None));
                     }
-                    self.wait_for(session, order, letter);
+                    self.wait_for(session, order, letter, turn.now);
                 }
                 Item::PlacedWhole { session, order, bytes } => {
                     let entry = decode_entry(&self.whole(bytes), turn.now).ok_or(FrameError::Text("message"))?;
@@ -378,7 +390,7 @@ impl Keeper {
                     if let Some(kept) = self.kept.get(&session) {
                         kept.with(|shadow| shadow.stage(order, stage));
                     }
-                    self.wait_for(session, order, letter);
+                    self.wait_for(session, order, letter, turn.now);
                 }
                 Item::Removed { session, order } => {
                     if let Some(kept) = self.kept.get(&session) {
@@ -432,22 +444,30 @@ impl Keeper {
     }
 
     /// The client is not sent a QoS 2 message before it has arrived here, too. How far it has come is the replica's to say: that it is sent may have been told before its placing was.
-    fn wait_for(&mut self, session: u64, order: Order, letter: u64) {
+    fn wait_for(&mut self, session: u64, order: Order, letter: u64, now: Instant) {
         let Some(kept) = self.kept.get(&session).filter(|kept| kept.is_guarded) else { return };
         if kept.with(|shadow| shadow.has(order)) == Some(false) {
-            self.waiting.push_back((letter, Arc::clone(&kept.subscriber), order));
+            self.waiting.push_back(Missing { letter, subscriber: Arc::clone(&kept.subscriber), order, since: now });
         }
     }
 
     fn answer(&mut self, turn: &Turn<'_>, to: BrokerId) {
-        while let Some((_, subscriber, order)) = self.waiting.front() {
-            let has = subscriber.lock().shadow().is_none_or(|shadow| shadow.is_broken() || shadow.has(*order));
-            if !has {
+        while let Some(Missing { subscriber, order, since, .. }) = self.waiting.front() {
+            let is_late = turn.since(*since) >= MISSING_MAX;
+            let is_over = subscriber.lock().shadow().is_none_or(|shadow| {
+                let has = shadow.has(*order);
+                if !has && is_late {
+                    // Its broker is told as of any that could not be kept up.
+                    shadow.give_up();
+                }
+                has || is_late
+            });
+            if !is_over {
                 break;
             }
             self.waiting.pop_front();
         }
-        let held = self.waiting.front().map_or(self.known, |(letter, ..)| letter - 1);
+        let held = self.waiting.front().map_or(self.known, |missing| missing.letter - 1);
         if std::mem::take(&mut self.must_answer) || held > self.held {
             self.held = held;
             turn.post.send(to, &Letter::Answer { known: self.known, held }.encode(self.stream));

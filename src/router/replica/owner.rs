@@ -55,15 +55,25 @@ struct Peer {
     out: Outgoing,
     sessions: HashMap<SubscriberId, Followed, ahash::RandomState>,
     round: Option<Round>,
-    /// Letters by whose numbers changes are known.
-    marks: VecDeque<(u64, u64)>,
+    /// Of what is not confirmed, in their order.
+    marks: VecDeque<Mark>,
     held: u64,
+    /// The change of the journal up to which all is.
+    confirmed: u64,
     /// Whence the message is that is placed next.
     named: Option<(SubscriberId, Order, MessageId)>,
     /// Something was answered that is news, or nothing is waited for.
     progress_at: Instant,
     asked_at: Instant,
     looked_at: Instant,
+}
+
+/// With this letter all is told up to that change of the journal.
+#[derive(Debug, PartialEq, Eq)]
+struct Mark {
+    letter: u64,
+    number: u64,
+    since: Instant,
 }
 
 #[derive(Debug)]
@@ -120,11 +130,7 @@ impl Owner {
         peer.drive_round(turn, &journal, &mut self.rounds);
         peer.out.seal();
         if let Some(number) = heard.number {
-            let mark = (peer.out.last(), number);
-            // Also where nothing was said: it is known with what was said before.
-            if peer.marks.back() != Some(&mark) {
-                peer.marks.push_back(mark);
-            }
+            peer.mark(number, turn.now);
         }
         if was_idle && !peer.is_idle() {
             peer.progress_at = turn.now;
@@ -132,11 +138,12 @@ impl Owner {
         peer.send(turn);
         peer.confirm(&journal);
         let is_lost = turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX);
-        let is_late = peer.round.as_ref().is_some_and(|round| turn.since(round.since) >= ROUND_MAX);
+        let is_round_late = peer.round.as_ref().is_some_and(|round| turn.since(round.since) >= ROUND_MAX);
         match () {
             () if is_lost => self.give_up(turn, "it cannot be reached"),
             () if peer.is_silent(turn.now) => self.give_up(turn, "it does not answer"),
-            () if is_late => self.give_up(turn, "it does not come as far"),
+            () if peer.is_late(turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
+            () if is_round_late => self.give_up(turn, "it does not come as far"),
             () if peer.out.is_full() => self.give_up(turn, "it does not keep up"),
             () => {}
         }
@@ -167,6 +174,7 @@ impl Owner {
             round: None,
             marks: VecDeque::new(),
             held: 0,
+            confirmed: 0,
             named: None,
             progress_at: turn.now,
             asked_at: turn.now,
@@ -286,6 +294,22 @@ impl Peer {
         now.saturating_duration_since(self.progress_at) >= patience
     }
 
+    /// Something has waited for so long, whatever else is confirmed meanwhile.
+    fn is_late(&self, now: Instant) -> bool {
+        // What is confirmed already stands there for other letters' sake: nobody waits for it.
+        let oldest = self.marks.iter().find(|mark| mark.number > self.confirmed);
+        oldest.is_some_and(|mark| now.saturating_duration_since(mark.since) >= SILENCE_MAX)
+    }
+
+    /// All is told up to that change of the journal.
+    fn mark(&mut self, number: u64, now: Instant) {
+        let letter = self.out.last();
+        // Also where nothing was said: it is known with what was said before.
+        if self.marks.back().is_none_or(|last| (last.letter, last.number) != (letter, number)) {
+            self.marks.push_back(Mark { letter, number, since: now });
+        }
+    }
+
     fn send(&mut self, turn: &Turn<'_>) {
         let interval = if self.is_idle() { PING } else { REPEAT };
         let is_due = turn.since(self.asked_at) >= interval;
@@ -305,11 +329,12 @@ impl Peer {
     /// What waits for the other broker need not wait for what it knows.
     fn confirm(&mut self, journal: &Journal) {
         let mut confirmed = None;
-        while let Some((_, number)) = self.marks.front().filter(|(letter, _)| *letter <= self.held) {
+        while let Some(Mark { number, .. }) = self.marks.front().filter(|mark| mark.letter <= self.held) {
             confirmed = Some(*number);
             self.marks.pop_front();
         }
         if let Some(number) = confirmed {
+            self.confirmed = number;
             journal.confirm(number);
         }
     }

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::keeper::Keepers;
+use super::owner::Owner;
 use super::word::{Item, Letter};
 use super::{encode_copy, encode_head};
-use crate::codec::{PacketId, ProtocolVersion, QoS, RetainHandling};
+use crate::codec::{ProtocolVersion, QoS, RetainHandling};
 use crate::config::SharedStrategy;
+use crate::frame::Reader;
 use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane};
 use crate::interest::{Interest, Mode, Rules};
 use crate::limits::REGISTER_FILTERS_MAX;
@@ -18,7 +20,7 @@ use crate::replication::{Covers, MeshMessage, Picks, Replication, ReplicationCon
 use crate::router::handover::{Turn, put_covers};
 use crate::router::{Batch, ConnectRequest, Connection, LinkDelivery, Router, RouterLimits, Subscribe};
 use crate::session::{
-    Connected, Copy, Journal, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
+    Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
 };
 use crate::shared::register::{Follow as _, Registers};
 use crate::shared::{Carry, Post, StampClock};
@@ -232,6 +234,108 @@ impl Kept {
     }
 }
 
+/// The sessions of a broker of which another has replicas.
+struct Owned {
+    rig: Rig,
+    owner: Owner,
+    stream: u64,
+    /// The last letter.
+    last: u64,
+    rounds: u64,
+}
+
+/// What an item is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Head,
+    Round(u64),
+    Copy,
+    Copied,
+    Session { claim: u64, is_connected: bool },
+    Guarded,
+    Word,
+}
+
+impl Owned {
+    fn new() -> Self {
+        Self { rig: Rig::new(), owner: Owner::default(), stream: 0, last: 0, rounds: 0 }
+    }
+
+    /// One turn after that time; what is told in it that was not before.
+    fn turn(&mut self, time: Duration) -> Vec<Told> {
+        self.rig.now += time;
+        self.rig.commit();
+        let Self { rig, owner, .. } = self;
+        rig.with(|turn| owner.drive(turn));
+        let mut told = Vec::new();
+        for letter in self.rig.sent() {
+            let Ok((stream, Letter::Items { number, items })) = Letter::decode(&letter) else { continue };
+            // Others are repeats.
+            if (stream, number) <= (self.stream, self.last) {
+                continue;
+            }
+            (self.stream, self.last) = (stream, number);
+            let mut reader = Reader::new(items);
+            while !reader.is_empty() {
+                told.push(match Item::read(&mut reader).unwrap() {
+                    Item::Head { .. } => Told::Head,
+                    Item::Round { round } => Told::Round(round),
+                    Item::Copy { .. } => Told::Copy,
+                    Item::Copied { .. } => Told::Copied,
+                    Item::Session { claim, is_connected, .. } => Told::Session { claim, is_connected },
+                    Item::Guarded { .. } => Told::Guarded,
+                    _ => Told::Word,
+                });
+            }
+        }
+        told
+    }
+
+    /// The other broker says that it knows all, and has all up to that letter.
+    fn answer(&mut self, held: u64) {
+        self.owner.answered((OTHER, self.stream), (self.last, held), self.rig.now);
+    }
+
+    /// Until a round begins.
+    fn begin_round(&mut self) -> Vec<Told> {
+        let mut told = Vec::new();
+        for _ in 0..10 {
+            told.append(&mut self.turn(Duration::from_millis(60)));
+            self.answer(self.last);
+            let number = told.iter().find_map(|told| if let Told::Round(number) = told { Some(*number) } else { None });
+            if let Some(number) = number.filter(|number| *number > self.rounds) {
+                self.rounds = number;
+                return told;
+            }
+        }
+        panic!("no round begins: {told:?}");
+    }
+
+    /// The other broker has begun to take in itself what is published; what it is told of the sessions then.
+    fn cut(&mut self) -> Vec<Told> {
+        self.owner.cut((OTHER, self.stream), self.rounds, (0, 1), Covers::new());
+        // What is copied is safe a turn later.
+        let mut told = self.turn(Duration::from_millis(5));
+        told.append(&mut self.turn(Duration::from_millis(5)));
+        self.answer(self.last);
+        told
+    }
+
+    /// It has all of it.
+    fn whole(&mut self) {
+        let (line, round) = ((OTHER, self.stream), self.rounds);
+        let Self { rig, owner, .. } = self;
+        rig.with(|turn| owner.whole(turn, line, round));
+        assert_eq!(self.turn(Duration::from_millis(5)), [Told::Guarded]);
+        self.answer(self.last);
+        self.turn(Duration::from_millis(5));
+    }
+
+    fn given_up(&self) -> u64 {
+        self.rig.router.metrics().replicas_given_up.value()
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Answer { known: u64, held: u64 },
@@ -249,4 +353,49 @@ fn a_message_that_was_sent_before_its_placing_was_told_is_awaited_too() {
     assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 2 }], "the message has not arrived");
     kept.rig.arrive("t", 5, QoS::ExactlyOnce);
     assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 3 }]);
+}
+
+/// Of others all goes on: it is given up by itself, and holds up nobody.
+#[test]
+fn a_replica_whose_message_does_not_arrive_is_over_after_a_second() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("late", 1, HOUR));
+    kept.guard(OTHER, 2, &head("other", 1, HOUR));
+    let placed = |session, sequence, qos| {
+        Item::Placed { session, order: 1, sequence, qos, stage: Stage::Published(0) }
+    };
+    kept.hear(OTHER, &[Item::Lane(lane()), placed(1, 5, QoS::ExactlyOnce)]);
+    kept.hear(OTHER, &[Item::Lane(lane()), placed(2, 6, QoS::AtLeastOnce)]);
+    assert_eq!(kept.turn(), [Said::Answer { known: 6, held: 4 }]);
+    kept.wait(Duration::from_millis(900));
+    assert_eq!(kept.turn(), []);
+    kept.wait(Duration::from_millis(100));
+    let said = kept.turn();
+    assert!(said.contains(&Said::Answer { known: 6, held: 6 }), "{said:?}");
+    kept.wait(Duration::from_millis(250));
+    assert_eq!(kept.turn(), [Said::Lost(1)], "the other one is as it was");
+}
+
+#[test]
+fn nobody_waits_longer_than_two_seconds_for_one_word_while_others_go_on() {
+    let mut owned = Owned::new();
+    let connection = owned.rig.connect("c");
+    owned.rig.subscribe(&connection, "t");
+    owned.begin_round();
+    owned.cut();
+    owned.whole();
+    owned.rig.arrive("t", 1, QoS::ExactlyOnce);
+    let before = owned.last;
+    assert_ne!(owned.turn(Duration::from_millis(5)), []);
+    let NextToSend::After(awaited) = connection.subscriber.lock().next_to_send() else { panic!("it waits") };
+    for sequence in 0..19 {
+        owned.rig.arrive("t", 2 + sequence, QoS::AtLeastOnce);
+        owned.turn(Duration::from_millis(100));
+        owned.answer(before);
+    }
+    assert!(owned.given_up() == 0 && !owned.rig.journal.has(awaited));
+    owned.rig.arrive("t", 30, QoS::AtLeastOnce);
+    owned.turn(Duration::from_millis(100));
+    assert!(owned.given_up() == 1 && owned.rig.journal.has(awaited));
+    assert_eq!(connection.subscriber.lock().next_to_send(), NextToSend::Now);
 }
