@@ -50,7 +50,7 @@ impl Batch {
     fn poll(&mut self, journal: &Journal, store: &mut Waiter, context: &mut Context<'_>) -> Poll<()> {
         ready!(store.poll_for(self.awaited, context));
         while let Some(other) = self.others.last() {
-            match journal.awaited_for(other, self.awaited.at_replica) {
+            match journal.awaited_at(other, self.awaited.reach) {
                 Some(awaited) => ready!(store.poll_for(awaited, context)),
                 None => drop(self.others.pop()),
             }

@@ -3,7 +3,8 @@
 //! What local clients publish at QoS 1 and 2 is written down with the batch that brought it ([`Change::Logged`]), so that a broker that was killed goes on in
 //! its old log and gives its neighbours what they lack. Ids are positions in the ring, so none may be given out twice, also not those of blocks that others
 //! have seen and the disk has not: positions are *reserved* in long runs, and nothing at a position that is not reserved on the disk is seen by others. A block
-//! with a message of QoS 2 is seen by others only when it is safe itself: a publisher that was not acknowledged sends again, and that is another id.
+//! with a message of QoS 2 is seen by others only when it is safe itself, and where its publisher's session has a replica, when that knows the packet identifier: a publisher that
+//! was not acknowledged sends again, and that is another id.
 //!
 //! Invariants: a restarted broker begins where the last reservation ended; the floor covers whatever is no longer kept.
 
@@ -13,7 +14,7 @@ use std::task::{Context, Poll};
 
 use super::block::{Block, Content, Stream};
 use super::sync::{AtomicU64, Mutex, Ordering};
-use crate::session::{Change, Journal, LogHead, Ticket, Waiter};
+use crate::session::{Awaited, Change, Journal, LogHead, Reach, Ticket, Waiter};
 
 /// Positions that are reserved at once. Half of them are left when the next are.
 const RUN_POSITIONS: u64 = 1 << 16;
@@ -25,7 +26,7 @@ pub(super) enum Safe {
     Now,
     /// When this change of the journal is safe: its position is reserved with it.
     After(u64),
-    /// When the batch that brought it is.
+    /// When the batch that brought it is, as far as its ticket says.
     With(Arc<Ticket>),
 }
 
@@ -112,11 +113,14 @@ impl OwnLog {
     }
 
     /// The change that must be safe before `block` may be seen; none if it may.
-    fn awaited(&self, block: &Block) -> Option<u64> {
+    fn awaited(&self, block: &Block) -> Option<Awaited> {
         match &block.safe {
             Safe::Now => None,
-            Safe::After(number) => (*number > self.journal.committed()).then_some(*number),
-            Safe::With(ticket) => self.journal.awaited(ticket),
+            Safe::After(number) => {
+                let awaited = Awaited { number: *number, reach: Reach::Disk };
+                (!self.journal.has(awaited)).then_some(awaited)
+            }
+            Safe::With(ticket) => self.journal.awaited_at(ticket, Reach::Disk),
         }
     }
 }
@@ -161,8 +165,8 @@ impl Deferred {
     /// Ready if there is a [`next`](Self::next); else the task is woken when there may be, or there is none at all.
     pub(super) fn poll(&mut self, log: &OwnLog, context: &mut Context<'_>) -> Poll<()> {
         let Some(block) = self.blocks.front() else { return Poll::Pending };
-        while let Some(number) = log.awaited(block) {
-            if self.waiter.get_or_insert_with(|| log.journal.waiter()).poll(number, context).is_pending() {
+        while let Some(awaited) = log.awaited(block) {
+            if self.waiter.get_or_insert_with(|| log.journal.waiter()).poll_for(awaited, context).is_pending() {
                 return Poll::Pending;
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::change::{Change, Entry, Head, Order, Stage};
-use super::journal::{Awaited, Journal, Ticket, Writes};
+use super::journal::{Awaited, Journal, Reach, Ticket, Writes};
 use super::message::Will;
 use super::moved::Source;
 use super::outbound::{OutboundLimits, Queued};
@@ -23,12 +23,12 @@ pub(super) struct Gate<'a> {
 impl Gate<'_> {
     /// What is waited for, where what `number` and the `ticket` say is not safe.
     pub(super) fn awaited(&self, number: u64, ticket: Option<&Ticket>) -> Option<Awaited> {
-        let awaited = Awaited { number, at_replica: self.is_guarded };
+        let reach = if self.is_guarded { Reach::Held } else { Reach::Disk };
+        let awaited = Awaited { number, reach };
         if !self.journal.has(awaited) {
             return Some(awaited);
         }
-        let number = self.journal.awaited_at(ticket?, self.is_guarded)?;
-        Some(Awaited { number, at_replica: self.is_guarded })
+        self.journal.awaited_at(ticket?, reach)
     }
 }
 
@@ -94,9 +94,13 @@ impl Durable {
 
     /// Says with the batch what becomes of an identifier of the client's.
     pub(super) fn identify(&mut self, writes: &mut Writes, change: Change) {
+        let is_received = matches!(change, Change::Received(..));
         writes.push(change);
-        if self.is_guarded {
-            writes.guard();
+        match self.is_guarded {
+            // Else it would come twice: if this broker dies, what its client repeats elsewhere is new there.
+            true if is_received => writes.guard_batch(),
+            true => writes.guard(),
+            false => {}
         }
         if self.open.last().is_none_or(|last| !writes.is_ticket(last)) {
             self.open.retain(|open| open.number().is_none());
@@ -115,7 +119,7 @@ impl Durable {
 
     /// What is waited for before the client sees what change `number` says.
     pub(super) fn awaited(&self, number: u64) -> Awaited {
-        Awaited { number, at_replica: self.is_guarded }
+        Awaited { number, reach: if self.is_guarded { Reach::Known } else { Reach::Disk } }
     }
 
     /// What tells when the client may see something.

@@ -41,18 +41,27 @@ const CHANGE_OVERHEAD_BYTES: usize = 256;
 
 /// The number of a batch's changes, known when the batch ends.
 #[derive(Debug)]
-pub struct Ticket(AtomicU64);
+pub struct Ticket {
+    number: AtomicU64,
+    /// With it an identifier was received of which a replica is to know before the message is seen.
+    is_guarded: AtomicBool,
+}
 
 impl Default for Ticket {
     fn default() -> Self {
-        Self(AtomicU64::new(u64::MAX))
+        Self { number: AtomicU64::new(u64::MAX), is_guarded: AtomicBool::new(false) }
     }
 }
 
 impl Ticket {
     /// The number, once the batch has ended.
     pub(super) fn number(&self) -> Option<u64> {
-        Some(self.0.load(Ordering::Acquire)).filter(|number| *number != u64::MAX)
+        Some(self.number.load(Ordering::Acquire)).filter(|number| *number != u64::MAX)
+    }
+
+    /// How far the batch must have come at least before anybody sees what is in it.
+    fn reach(&self) -> Reach {
+        if self.is_guarded.load(Ordering::Acquire) { Reach::Known } else { Reach::Disk }
     }
 }
 
@@ -63,10 +72,22 @@ pub struct Writes {
     covers: Vec<(OriginLane, u64)>,
     ticket: Option<Arc<Ticket>>,
     number: u64,
-    /// That must be known to the session's replica, too.
-    is_guarded: bool,
+    /// How far that must have come.
+    reach: Reach,
     /// Of other batches, which have not ended.
     others: Vec<Arc<Ticket>>,
+}
+
+/// How far a change has come. Where there is no replica, all of it is the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// It is safe on the disk.
+    #[default]
+    Disk,
+    /// The session's replica knows of it as well.
+    Known,
+    /// And has the messages of which it speaks.
+    Held,
 }
 
 /// A change that somebody waits for.
@@ -74,8 +95,8 @@ pub struct Writes {
 pub struct Awaited {
     /// Its number; 0: nothing is waited for.
     pub number: u64,
-    /// It is to be known to the session's replica as well.
-    pub at_replica: bool,
+    /// How far it is to come.
+    pub reach: Reach,
 }
 
 impl Writes {
@@ -123,7 +144,7 @@ impl Writes {
 
     /// The next batch begins. What another client's has left behind waits for itself.
     pub fn begin(&mut self) {
-        (self.number, self.is_guarded) = (0, false);
+        (self.number, self.reach) = (0, Reach::Disk);
         self.others.clear();
     }
 
@@ -137,20 +158,26 @@ impl Writes {
         self.take_awaited().number
     }
 
-    /// Likewise, with whether that is to be known to the session's replica.
+    /// Likewise, with how far that is to come.
     pub fn take_awaited(&mut self) -> Awaited {
-        Awaited { number: std::mem::take(&mut self.number), at_replica: std::mem::take(&mut self.is_guarded) }
+        Awaited { number: std::mem::take(&mut self.number), reach: std::mem::take(&mut self.reach) }
     }
 
     /// What the batch acknowledges waits for that.
     pub fn await_for(&mut self, awaited: Awaited) {
         self.wait_for(awaited.number);
-        self.is_guarded |= awaited.at_replica;
+        self.reach = self.reach.max(awaited.reach);
     }
 
     /// What the batch acknowledges is to be known to the session's replica first.
     pub(super) fn guard(&mut self) {
-        self.is_guarded = true;
+        self.reach = self.reach.max(Reach::Known);
+    }
+
+    /// Nor is anything of QoS 2 that it publishes seen by anybody before.
+    pub(super) fn guard_batch(&mut self) {
+        self.guard();
+        self.ticket().is_guarded.store(true, Ordering::Release);
     }
 }
 
@@ -158,7 +185,7 @@ impl Awaited {
     /// Who has waited for this has waited for `other`.
     #[must_use]
     pub fn includes(self, other: Self) -> bool {
-        self.number >= other.number && (self.at_replica || !other.at_replica)
+        self.number >= other.number && self.reach >= other.reach
     }
 }
 
@@ -185,8 +212,9 @@ struct ReadMostly {
     failing: AtomicBool,
     ended: AtomicBool,
     committed: AtomicU64,
-    /// Up to which change replicas know of everything; nobody waits for it while the tap is closed.
-    replicated: AtomicU64,
+    /// Up to which change replicas know of everything, and up to which they have the messages of which that speaks; nobody waits for it while the tap is closed.
+    known: AtomicU64,
+    held: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -240,7 +268,7 @@ impl Journal {
         list.changes.append(&mut writes.changes);
         if let Some(ticket) = writes.ticket.take() {
             // Before the number is seen by anybody: see `awaited`.
-            ticket.0.store(self.last.load(Ordering::Relaxed) + count, Ordering::Release);
+            ticket.number.store(self.last.load(Ordering::Relaxed) + count, Ordering::Release);
         }
         self.cover(&mut list, &mut writes.covers);
         let number = self.added(&mut list, count);
@@ -334,27 +362,28 @@ impl Journal {
         self.state.committed.load(Ordering::Acquire)
     }
 
-    /// Number up to which all is safe, and known to the replica where there is one.
+    /// Number up to which all is safe, and has come so far.
     #[must_use]
-    pub fn confirmed(&self) -> u64 {
+    pub fn reached(&self, reach: Reach) -> u64 {
         let committed = self.committed();
-        if self.tap.is_open() { committed.min(self.state.replicated.load(Ordering::Acquire)) } else { committed }
+        let at_replica = match reach {
+            Reach::Disk => return committed,
+            Reach::Known => &self.state.known,
+            Reach::Held => &self.state.held,
+        };
+        if self.tap.is_open() { committed.min(at_replica.load(Ordering::Acquire)) } else { committed }
     }
 
     /// Whether what is waited for has come.
     #[must_use]
     pub fn has(&self, awaited: Awaited) -> bool {
-        self.reached(awaited.at_replica) >= awaited.number
-    }
-
-    fn reached(&self, at_replica: bool) -> u64 {
-        if at_replica { self.confirmed() } else { self.committed() }
+        self.reached(awaited.reach) >= awaited.number
     }
 
     /// From now on what happens to sessions is [heard](Self::heard), once it is safe, by whoever tells replicas of it, and [confirmed](Self::confirm).
     pub fn open_tap(&self) {
-        let replicated = self.last();
-        self.tap.set_open(true, || self.state.replicated.store(replicated, Ordering::Release));
+        let last = self.last();
+        self.tap.set_open(true, || self.raise(last, last));
     }
 
     /// There is no replica any more: nobody waits for it.
@@ -373,13 +402,16 @@ impl Journal {
         self.tap.poll(context)
     }
 
-    /// Replicas know of all that was heard up to `number`.
-    pub fn confirm(&self, number: u64) {
-        // What nobody need be told of may be confirmed further already: never back.
-        self.tap.confirm(number, || {
-            self.state.replicated.fetch_max(number, Ordering::AcqRel);
-        });
-        self.wake_up_to(self.confirmed());
+    /// Replicas know of all that was heard up to change `known`, and have the messages of which that speaks up to `held`.
+    pub fn confirm(&self, known: u64, held: u64) {
+        self.tap.confirm(held, || self.raise(known, held));
+        self.wake_up_to(self.reached(Reach::Known));
+    }
+
+    /// Never back: what nobody need be told of may have come further already.
+    fn raise(&self, known: u64, held: u64) {
+        self.state.known.fetch_max(known.max(held), Ordering::AcqRel);
+        self.state.held.fetch_max(held, Ordering::AcqRel);
     }
 
     fn wake_up_to(&self, number: u64) {
@@ -396,27 +428,14 @@ impl Journal {
         self.state.failing.load(Ordering::Acquire)
     }
 
-    /// The number for which one who has `ticket` must wait; none: it is safe.
+    /// What one who has `ticket` must wait for; none: it has come as far as that, or as the ticket itself says.
     #[must_use]
-    pub fn awaited(&self, ticket: &Ticket) -> Option<u64> {
-        self.awaited_at(ticket, false)
-    }
-
-    /// Likewise, as it is waited for; if it is said, also at the replica.
-    #[must_use]
-    pub fn awaited_for(&self, ticket: &Ticket, at_replica: bool) -> Option<Awaited> {
-        self.awaited_at(ticket, at_replica).map(|number| Awaited { number, at_replica })
-    }
-
-    /// Likewise, where it is to be known to the session's replica as well.
-    pub(super) fn awaited_at(&self, ticket: &Ticket, at_replica: bool) -> Option<u64> {
+    pub fn awaited_at(&self, ticket: &Ticket, reach: Reach) -> Option<Awaited> {
         // In this order: whoever does not see the ticket's number has not seen its changes counted either, so that it is one of those to come.
         let next = self.last() + 1;
-        let number = match ticket.0.load(Ordering::Acquire) {
-            u64::MAX => next,
-            number => number,
-        };
-        (number > self.reached(at_replica)).then_some(number)
+        let (number, reach) = (ticket.number().unwrap_or(next), reach.max(ticket.reach()));
+        let awaited = Awaited { number, reach };
+        (!self.has(awaited)).then_some(awaited)
     }
 
     /// For the store: moves all there is into `into` and returns the number of its last change. Where there is nothing, waits so long. None: the journal
@@ -460,9 +479,7 @@ impl Journal {
         self.state.failing.store(self.state.ended.load(Ordering::Acquire), Ordering::Release);
         self.state.committed.store(number, Ordering::Release);
         if self.tap.is_open() {
-            self.tap.commit(number, || {
-                self.state.replicated.fetch_max(number, Ordering::AcqRel);
-            });
+            self.tap.commit(number, || self.raise(number, number));
         }
         self.wake_up_to(number);
     }
@@ -551,10 +568,10 @@ pub struct Waiter {
 impl Waiter {
     /// Ready once everything up to change `number` is safe. Until then the task is woken when it is, or when the store begins to fail.
     pub fn poll(&mut self, number: u64, context: &mut Context<'_>) -> Poll<()> {
-        self.poll_for(Awaited { number, at_replica: false }, context)
+        self.poll_for(Awaited { number, reach: Reach::Disk }, context)
     }
 
-    /// Likewise of what is to be known to the session's replica, too, if it is.
+    /// Likewise of what is to come as far as that says.
     pub fn poll_for(&mut self, awaited: Awaited, context: &mut Context<'_>) -> Poll<()> {
         let number = awaited.number;
         if self.journal.has(awaited) {
@@ -582,17 +599,23 @@ impl Drop for Waiter {
 /// Takes out of a long list what later changes in it have made void: messages that were placed and removed, heads, wills and retained messages that were
 /// replaced. What is left is bounded by what sessions and retained messages hold, and by what is on disk and has gone. A session's or log's first head stays where
 /// it is, for it may be the session's beginning, and says what the last one said.
+///
+/// Each piece between copies for replicas by itself: what came before such a copy is in it, and what became of that later must be told.
 fn shorten(changes: &mut Vec<Change>) {
-    let mut later = Later::default();
+    let (mut later, mut piece) = (Later::default(), Vec::new());
     let mut kept: Vec<Change> = Vec::new();
     for change in changes.drain(..).rev() {
+        let is_copied = matches!(change, Change::Copied(..));
         if later.keeps(&change) {
-            kept.push(change);
+            piece.push(change);
+        }
+        if is_copied {
+            later.end(&mut piece, &mut kept);
         }
     }
+    later.end(&mut piece, &mut kept);
     kept.reverse();
     *changes = kept;
-    later.cancel(changes);
 }
 
 type Set<T> = HashSet<T, ahash::RandomState>;
@@ -683,6 +706,13 @@ impl Later {
         }
     }
 
+    /// The first change of the `piece`, whose last stands first in it, has been looked at: what is left of it goes to `kept`. What comes before knows nothing of it.
+    fn end(&mut self, piece: &mut Vec<Change>, kept: &mut Vec<Change>) {
+        piece.reverse();
+        std::mem::take(self).cancel(piece);
+        kept.extend(piece.drain(..).rev());
+    }
+
     /// Takes out all heads of a session or log but the first, the removals of messages whose placing is void, and identifiers that were received and completed.
     fn cancel(&mut self, changes: &mut Vec<Change>) {
         changes.retain_mut(|change| match change {
@@ -731,7 +761,7 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
-    use crate::session::{SessionExpiry, Stage, StoredMessage, Will};
+    use crate::session::{Entry, SessionExpiry, Stage, StoredMessage, Will};
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -749,22 +779,23 @@ mod tests {
     #[test]
     fn a_batch_is_one_piece_and_its_ticket_knows_its_number() {
         let journal = Journal::new();
+        let awaited = |ticket: &Ticket| journal.awaited_at(ticket, Reach::Disk).map(|awaited| awaited.number);
         let mut writes = Writes::default();
         let ticket = writes.ticket();
         writes.push(ended(1));
-        assert_eq!(journal.awaited(&ticket), Some(1), "one of those to come");
+        assert_eq!(awaited(&ticket), Some(1), "one of those to come");
         assert_eq!(journal.push(ended(2)), 1);
-        assert_eq!(journal.awaited(&ticket), Some(2));
+        assert_eq!(awaited(&ticket), Some(2));
         writes.push(ended(3));
         journal.append(&mut writes);
         assert_eq!((writes.take_number(), writes.take_number()), (3, 0));
-        assert_eq!(journal.awaited(&ticket), Some(3));
+        assert_eq!(awaited(&ticket), Some(3));
         let mut taken = Vec::new();
         assert_eq!(journal.take(&mut taken, Duration::ZERO), Some(3));
         let order: Vec<_> = taken.iter().filter_map(Change::session).map(|session| session.0).collect();
         assert_eq!(order, [2, 1, 3]);
         journal.commit(3);
-        assert_eq!(journal.awaited(&ticket), None);
+        assert_eq!(awaited(&ticket), None);
         journal.stop();
         assert_eq!(journal.take(&mut taken, Duration::from_secs(60)), None);
     }
@@ -836,6 +867,53 @@ mod tests {
     }
 
     #[test]
+    fn what_was_copied_for_a_replica_is_told_of_to_its_end() {
+        let (id, other) = (SubscriberId(1), SubscriberId(2));
+        let packet = crate::codec::PacketId::new(7).unwrap();
+        let message = match retained("t", &bytes::Bytes::new()) {
+            Change::Retained(message, _) => message,
+            other => panic!("{other:?}"),
+        };
+        let placed = |session, order| {
+            let (qos, message, stage) = (crate::codec::QoS::ExactlyOnce, Arc::clone(&message), Stage::Queued);
+            Change::Placed(session, order, Entry { message, qos, retain: false, subscription_ids: None, stage })
+        };
+        let head = |claim| {
+            let expiry = SessionExpiry::Never;
+            Change::Session(id, Head { client_id: "c".into(), owner: Arc::default(), expiry, left_at: None, claim })
+        };
+        let (copied, released) = (Change::Copied(id, 1), Change::Staged(id, 1, Stage::Released(0)));
+        let (received, completed) = (Change::Received(id, packet), Change::Completed(id, packet));
+        let removed = Change::Removed(id, 1);
+        for list in [
+            vec![placed(id, 1), copied.clone(), removed.clone()],
+            vec![received.clone(), copied.clone(), completed.clone()],
+            vec![completed.clone(), copied.clone(), received.clone()],
+            vec![head(1), copied.clone(), head(2)],
+        ] {
+            let mut changes = list.clone();
+            shorten(&mut changes);
+            assert_eq!(format!("{changes:?}"), format!("{list:?}"), "all of it is left");
+        }
+        // What is void between copies is void all the same.
+        let mut changes = vec![
+            placed(other, 1),
+            placed(id, 1),
+            Change::Removed(other, 1),
+            copied.clone(),
+            received.clone(),
+            released,
+            completed.clone(),
+            removed.clone(),
+            Change::Copied(other, 1),
+            received,
+            completed,
+        ];
+        shorten(&mut changes);
+        assert_eq!(format!("{changes:?}"), format!("{:?}", [placed(id, 1), copied, removed, Change::Copied(other, 1)]));
+    }
+
+    #[test]
     fn of_wills_the_newest_counts_and_what_is_gone_stays_gone() {
         let id = SubscriberId(1);
         let message = match retained("w", &bytes::Bytes::new()) {
@@ -860,7 +938,7 @@ mod tests {
 
     #[test]
     fn what_the_replica_knows_never_goes_back() {
-        let (journal, at_replica) = (Journal::new(), true);
+        let journal = Journal::new();
         let write = |change| {
             let number = journal.push(change);
             journal.commit(journal.take(&mut Vec::new(), Duration::ZERO).unwrap());
@@ -868,14 +946,38 @@ mod tests {
         };
         journal.open_tap();
         let told = write(Change::Copied(SubscriberId(1), 1));
-        assert_eq!((journal.heard().number, journal.confirmed()), (Some(told), 0));
-        journal.confirm(told);
+        assert_eq!((journal.heard().number, journal.reached(Reach::Known)), (Some(told), 0));
+        journal.confirm(told, 0);
+        assert_eq!((journal.reached(Reach::Known), journal.reached(Reach::Held)), (told, 0));
+        journal.confirm(told, told);
         // Of this nobody need be told.
         let untold = write(retained("t", &bytes::Bytes::new()));
-        assert_eq!(journal.confirmed(), untold);
+        assert_eq!(journal.reached(Reach::Held), untold);
         // Another letter, behind which nothing new was safe, is known.
-        journal.confirm(told);
-        assert!(journal.has(Awaited { number: untold, at_replica }), "{}", journal.confirmed());
+        journal.confirm(told, told);
+        assert_eq!([Reach::Disk, Reach::Known, Reach::Held].map(|reach| journal.reached(reach)), [untold; 3]);
+    }
+
+    #[test]
+    fn what_a_guarded_publisher_says_is_seen_by_nobody_before_its_replica_knows_the_identifier() {
+        let (journal, mut writes) = (Journal::new(), Writes::default());
+        journal.open_tap();
+        let ticket = writes.ticket();
+        writes.guard_batch();
+        writes.push(Change::Copied(SubscriberId(1), 1));
+        journal.append(&mut writes);
+        let number = journal.last();
+        let known = Awaited { number, reach: Reach::Known };
+        assert_eq!((journal.awaited_at(&ticket, Reach::Disk), writes.take_awaited()), (Some(known), known));
+        journal.commit(journal.take(&mut Vec::new(), Duration::ZERO).unwrap());
+        assert_eq!(journal.awaited_at(&ticket, Reach::Disk), Some(known), "it is on the disk only");
+        // The message itself need not be there: it goes there only now.
+        journal.confirm(journal.heard().number.unwrap(), 0);
+        assert_eq!(journal.awaited_at(&ticket, Reach::Disk), None);
+        let held = Awaited { number, reach: Reach::Held };
+        assert_eq!(journal.awaited_at(&ticket, Reach::Held), Some(held));
+        journal.close_tap();
+        assert_eq!(journal.awaited_at(&ticket, Reach::Held), None);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub use change::{Change, Entry, Head, Order, Stage};
 pub(crate) use durable::RESTORED_EPOCH;
 pub use durable::RestoredSession;
 pub use inbound::{Inbound, QuotaExceeded};
-pub use journal::{Awaited, Journal, Ticket, Waiter, Writes};
+pub use journal::{Awaited, Journal, Reach, Ticket, Waiter, Writes};
 pub use logged::{LogHead, Logged, RestoredLog};
 pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
 pub(crate) use moved::Moving;

@@ -1,7 +1,7 @@
 //! What the replicas of sessions are to be told: the changes of these sessions, in the journal's order, once they are safe on the disk. So a replica never knows more than the
 //! broker itself would know after a restart.
 //!
-//! The way back is a number as well: [`Journal::confirmed`](super::Journal::confirmed), up to which all is safe on the disk and known to the replica.
+//! The way back are numbers as well: [`Journal::reached`](super::Journal::reached), up to which all is safe on the disk and known to the replica, or held by it.
 //!
 //! Closed, which it is unless there is a replica, it costs one look a commit. Its lock is a leaf.
 
@@ -119,7 +119,7 @@ impl Tap {
         Heard { changes: std::mem::take(&mut inner.safe), number, has_overflowed: inner.has_overflowed }
     }
 
-    /// The replica knows of all that was heard up to `number`.
+    /// The replica knows of all that was heard up to `number`, and has its messages.
     pub(super) fn confirm(&self, number: u64, confirm: impl FnOnce()) {
         let mut inner = self.inner.lock();
         if !self.is_open() {

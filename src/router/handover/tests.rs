@@ -58,6 +58,10 @@ struct Net {
     dead: Mutex<BTreeMap<BrokerId, Instant>>,
     /// Lanes and registers do not reach the dead.
     is_cut: AtomicBool,
+    /// Of what this one writes nothing arrives.
+    mute: Mutex<Option<BrokerId>>,
+    /// What is published goes over no link.
+    is_still: AtomicBool,
 }
 
 impl Net {
@@ -74,6 +78,9 @@ impl Carry for Carrier {
         let dead = self.0.dead.lock();
         if dead.contains_key(&to) || dead.contains_key(&self.1) {
             return false;
+        }
+        if *self.0.mute.lock() == Some(self.1) {
+            return true;
         }
         let number = self.0.sent.fetch_add(1, Ordering::Relaxed);
         let fate = self.0.fate.lock().filter(|(fated, _)| *fated == number).map(|(_, fate)| fate);
@@ -267,7 +274,7 @@ impl World {
 
     fn flow(&mut self) {
         for (link, (parent, child)) in LINKS.into_iter().enumerate() {
-            if self.net.cuts(parent, child) {
+            if self.net.cuts(parent, child) || self.net.is_still.load(Ordering::Relaxed) {
                 continue;
             }
             for (from, to, node) in [(0, 1, child), (1, 0, parent)] {

@@ -8,13 +8,17 @@
 //!    as much, notes in one quiet moment what is in the sessions, and its own covers. What the other was given up to these is in the copy.
 //! 2. *Told* is what the journal says of the sessions, once it is safe on the disk ([`Journal::heard`](crate::session::Journal::heard)): so a replica is never ahead of what the broker would
 //!    know after a restart. The letters of it are numbered, repeated until they are known, and bounded.
-//! 3. *Guarded* is a session whose replica is whole: its client sees nothing of QoS 2 that the replica does not know of (a PUBLISH only if that has the message, PUBREL, PUBREC
-//!    and PUBCOMP): they wait for [`Journal::confirmed`](crate::session::Journal::confirmed) in place of `committed`. QoS 1 does not wait, and may come twice.
+//! 3. *Guarded* is a session whose replica is whole: its client sees nothing of QoS 2 that the replica does not know of, PUBREL, PUBREC and PUBCOMP, and a PUBLISH only if that has the
+//!    message, too; and what it publishes at QoS 2 is seen by no other broker and no durable session before the replica knows the packet identifier. They wait for
+//!    [`Journal::reached`](crate::session::Journal::reached) in place of `committed`. Two waits, for a message has to leave its broker to come to the replica. QoS 1 does not wait, and may come twice.
 //! 4. A client that comes to a broker which cannot reach the one that claims the session is given what the replica has: its broker, named in the register of the claimant, makes a
 //!    session of it, if it cannot reach the claimant either. That session has a claim of its own, and moves on to the client. The other's ends when it comes back.
 //!
 //! What fails, falls silent for two seconds or does not keep up is given up as a whole: nobody waits for it any more, and another stream with copies of everything begins, rather
 //! at another broker. Subscriptions that change make a new copy of their session.
+//!
+//! `Deviation:` what a client has published at QoS 2, and its broker had on its disk when it died but had not told the replica, is new when the client repeats it elsewhere; when the
+//! broker is back, its log brings the first copy as well.
 //!
 //! `Deviation:` in a partition both sides go on. A client that was served by its broker after that had given the replica up, and then comes to the other side, may be sent once more
 //! what it has had at QoS 2.

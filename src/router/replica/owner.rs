@@ -13,7 +13,7 @@ use crate::pressure::Level;
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
 use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn, put_covers};
-use crate::session::{Change, Copy, Entry, Head, Journal, Order, Subscriber, SubscriberId};
+use crate::session::{Change, Copy, Entry, Head, Journal, Order, SessionExpiry, State, Subscriber, SubscriberId};
 
 /// A session whose subscriptions have changed is replicated anew when they are left alone for so long.
 const SETTLED: Duration = Duration::from_millis(50);
@@ -58,8 +58,9 @@ struct Peer {
     /// Of what is not confirmed, in their order.
     marks: VecDeque<Mark>,
     held: u64,
-    /// The change of the journal up to which all is.
+    /// The change of the journal up to which all is, and up to which it is known.
     confirmed: u64,
+    noted: u64,
     /// Whence the message is that is placed next.
     named: Option<(SubscriberId, Order, MessageId)>,
     /// Something was answered that is news, or nothing is waited for.
@@ -104,9 +105,26 @@ struct Round {
     /// From where on the other broker takes in itself what is published, as far as it has said.
     cut: Vec<Option<Covers>>,
     /// What was in each, until the journal has come as far.
-    copies: HashMap<SubscriberId, Copy, ahash::RandomState>,
+    copies: HashMap<SubscriberId, Copied, ahash::RandomState>,
     /// What this broker had delivered by then.
     covers: Option<Covers>,
+}
+
+/// A session, in one moment.
+#[derive(Debug)]
+struct Copied {
+    copy: Copy,
+    // The head was told when the round began: what has changed in it since.
+    claim: u64,
+    expiry: SessionExpiry,
+    is_connected: bool,
+}
+
+impl Copied {
+    fn of(state: &State) -> Self {
+        let (claim, expiry, is_connected) = (state.claimed, state.expiry, state.connected.is_some());
+        Self { copy: Copy::of(state), claim, expiry, is_connected }
+    }
 }
 
 impl Owner {
@@ -175,6 +193,7 @@ impl Owner {
             marks: VecDeque::new(),
             held: 0,
             confirmed: 0,
+            noted: 0,
             named: None,
             progress_at: turn.now,
             asked_at: turn.now,
@@ -328,14 +347,18 @@ impl Peer {
 
     /// What waits for the other broker need not wait for what it knows.
     fn confirm(&mut self, journal: &Journal) {
-        let mut confirmed = None;
+        let (before, count) = (self.noted, self.marks.len());
         while let Some(Mark { number, .. }) = self.marks.front().filter(|mark| mark.letter <= self.held) {
-            confirmed = Some(*number);
+            self.confirmed = *number;
             self.marks.pop_front();
         }
-        if let Some(number) = confirmed {
-            self.confirmed = number;
-            journal.confirm(number);
+        // Held is never more than known.
+        let known = self.marks.partition_point(|mark| mark.letter <= self.out.known());
+        let known = known.checked_sub(1).and_then(|last| self.marks.get(last));
+        self.noted = known.map_or(self.confirmed, |mark| mark.number).max(self.noted);
+        // Also a number that was confirmed before: that nothing is on its way any more.
+        if self.noted > before || self.marks.len() < count {
+            journal.confirm(self.noted, self.confirmed);
         }
     }
 
@@ -427,10 +450,12 @@ impl Peer {
     /// The journal has come to where the session was copied.
     fn copy(&mut self, turn: &Turn<'_>, id: SubscriberId, number: u64) {
         let Some(round) = self.round.as_mut().filter(|round| round.number == number) else { return };
-        let (Some(copy), Some(followed)) = (round.copies.remove(&id), self.sessions.get_mut(&id)) else { return };
+        let (Some(copied), Some(followed)) = (round.copies.remove(&id), self.sessions.get_mut(&id)) else { return };
         followed.stage = Stage::Copied(number);
+        let Copied { copy, claim, expiry, is_connected } = copied;
         let bytes = encode_copy(&copy, turn.now);
         self.out.put_long(&bytes, |bytes| Item::Copy { session: id.0, bytes });
+        self.out.put(&Item::Session { session: id.0, claim, expiry, is_connected });
         self.end_copies();
     }
 
@@ -467,7 +492,7 @@ impl Peer {
                 // Under the session's lock: whatever is said of it later comes behind.
                 (!state.ended).then(|| {
                     state.copied(number);
-                    (subscriber.id, Copy::of(&state))
+                    (subscriber.id, Copied::of(&state))
                 })
             };
             (begun.iter().filter_map(copy_of).collect(), mesh.delivered())

@@ -18,7 +18,7 @@ use crate::limits::REGISTER_FILTERS_MAX;
 use crate::metrics::Metrics;
 use crate::replication::{Covers, MeshMessage, Picks, Replication, ReplicationConfig};
 use crate::router::handover::{Turn, put_covers};
-use crate::router::{Batch, ConnectRequest, Connection, LinkDelivery, Router, RouterLimits, Subscribe};
+use crate::router::{Batch, ConnectRequest, Connection, Farewell, LinkDelivery, Router, RouterLimits, Subscribe};
 use crate::session::{
     Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
 };
@@ -136,11 +136,25 @@ impl Rig {
         delivery.flush(self.now);
     }
 
-    /// A client is here, with a session that outlives its connection.
+    /// A client is here, with a new session that outlives its connection.
     pub(super) fn connect(&mut self, client_id: &str) -> Connection {
+        self.connect_to(client_id, true)
+    }
+
+    /// It comes once more.
+    fn resume(&mut self, client_id: &str) -> Connection {
+        self.connect_to(client_id, false)
+    }
+
+    fn disconnect(&mut self, connection: &Connection) {
+        self.router.disconnect(&mut self.batch, connection, Farewell::Normal, None, self.now);
+        self.router.finish(&mut self.batch, self.now);
+    }
+
+    fn connect_to(&mut self, client_id: &str, clean_start: bool) -> Connection {
         let request = ConnectRequest {
             client_id,
-            clean_start: true,
+            clean_start,
             expiry: HOUR,
             silence_max: None,
             will: None,
@@ -398,4 +412,20 @@ fn nobody_waits_longer_than_two_seconds_for_one_word_while_others_go_on() {
     owned.turn(Duration::from_millis(100));
     assert!(owned.given_up() == 1 && owned.rig.journal.has(awaited));
     assert_eq!(connection.subscriber.lock().next_to_send(), NextToSend::Now);
+}
+
+#[test]
+fn what_changes_of_a_session_while_its_round_is_under_way_is_told_with_its_copy() {
+    let mut owned = Owned::new();
+    let first = owned.rig.connect("c");
+    owned.rig.subscribe(&first, "t");
+    assert!(owned.begin_round().contains(&Told::Head));
+    // It is taken over, which is another claim, and leaves.
+    let connection = owned.rig.resume("c");
+    let claim = connection.subscriber.lock().claimed;
+    owned.rig.disconnect(&connection);
+    owned.turn(Duration::from_millis(5));
+    let told = owned.cut();
+    assert_eq!(told.last(), Some(&Told::Copied));
+    assert!(told.contains(&Told::Session { claim, is_connected: false }), "{told:?}");
 }

@@ -14,7 +14,7 @@ use mqtt_st_quic::interest::EchoWait;
 use mqtt_st_quic::limits::SUBSCRIBE_ACK_PATIENCE;
 use mqtt_st_quic::replication;
 use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Farewell, Ingress, RouteCache, Routed, Router, Subscribe};
-use mqtt_st_quic::session::{Connected, Drained, Message, NextToSend, SessionExpiry, SubscriptionOptions, Ticket, Waiter};
+use mqtt_st_quic::session::{Connected, Drained, Message, NextToSend, Reach, SessionExpiry, SubscriptionOptions, Ticket, Waiter};
 
 use super::client::{VERSION, put};
 
@@ -332,7 +332,7 @@ impl Service {
                 let is_pending = poll(held.number).is_pending()
                     || loop {
                         let Some(other) = held.others.last() else { break false };
-                        match journal.awaited(other).map(&mut poll) {
+                        match journal.awaited_at(other, Reach::Disk).map(|awaited| poll(awaited.number)) {
                             Some(Poll::Pending) => break true,
                             // There may be more of it meanwhile.
                             Some(Poll::Ready(())) => {}

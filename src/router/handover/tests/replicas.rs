@@ -163,3 +163,67 @@ fn whatever_letter_of_a_replica_is_lost_or_comes_twice_or_late_the_session_goes_
         }
     }
 }
+
+/// The lanes are late, the letters are not.
+#[test]
+fn who_waits_for_a_replica_that_does_not_get_the_messages_goes_on_within_two_seconds() {
+    let mut world = World::replicated();
+    let mut client = Careful::begin(&mut world);
+    assert!(world.await_replicas(OWNER));
+    world.net.is_still.store(true, Ordering::Relaxed);
+    let own = |client: &Careful| client.client.got.iter().filter(|(topic, _)| topic == "t/1/2").count();
+    let (mut since, mut most) = (0, 0);
+    for step in 0..600 {
+        if step % 10 == 0 {
+            world.publish();
+        }
+        let before = own(&client);
+        client.take(&mut world);
+        since = if own(&client) > before { 0 } else { since + 1 };
+        most = most.max(since);
+        world.step();
+    }
+    assert!(own(&client) > 0 && most < 450, "nothing for {most} steps of 5 ms");
+    world.net.is_still.store(false, Ordering::Relaxed);
+    client.take_all(&mut world);
+    client.check(&world, "late lanes");
+}
+
+/// Else what the client repeats elsewhere when its broker has died would come twice.
+#[test]
+fn what_a_client_publishes_at_qos_2_leaves_its_broker_when_the_replica_knows_the_identifier() {
+    let mut world = World::replicated();
+    let mut client = Careful::begin(&mut world);
+    assert!(world.await_replicas(OWNER));
+    (0..20).for_each(|_| world.step());
+    let seen = |world: &World| {
+        let delivered = world.nodes[0].replication.delivered();
+        delivered.iter().filter(|(lane, _)| lane.origin == id(OWNER)).map(|(_, cover)| cover.id).max()
+    };
+    let before = seen(&world);
+    *world.net.mute.lock() = Some(id(OWNER));
+    let connection = client.client.connection.as_ref().unwrap();
+    let node = &mut world.nodes[OWNER];
+    node.router.enter(&mut node.batch);
+    let received = connection.subscriber.lock().receive(node.batch.writes(), PacketId::new(7).unwrap(), 100);
+    assert_eq!(received, Ok(true));
+    let (topic, qos) = ("t/1/2", QoS::ExactlyOnce);
+    let message = Message { topic, payload: b"0", qos, retain: false, expires_at: None, properties: &[] };
+    node.router.publish(&mut node.batch, &mut node.routes, &message, Ingress::Session(&connection.subscriber), world.now);
+    node.router.finish(&mut node.batch, world.now);
+    let awaited = node.batch.writes().take_awaited();
+    for _ in 0..20 {
+        world.step();
+        client.take(&mut world);
+    }
+    assert!(!world.nodes[OWNER].journal.has(awaited) && client.client.got.is_empty());
+    assert_eq!(seen(&world), before, "it is on the disk only");
+    *world.net.mute.lock() = None;
+    for _ in 0..150 {
+        world.step();
+        client.take(&mut world);
+    }
+    assert!(world.nodes[OWNER].journal.has(awaited) && seen(&world) > before);
+    // The replica must have it before its client, which is its publisher, is sent it: neither waits for the other.
+    assert_eq!((client.client.got.len(), world.sum(|metrics| metrics.replicas_given_up.value())), (1, 0));
+}
