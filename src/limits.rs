@@ -297,12 +297,18 @@ pub const SESSION_REPLICAS_MAX: u8 = 1;
 pub const REPLICA_LETTER_BYTES: usize = 32 * 1024;
 /// Of these on their way at once, bytes.
 pub const REPLICA_WINDOW_BYTES: usize = 512 * 1024;
+/// Of copies of sessions among these; what is told is behind no more of them.
+pub const REPLICA_COPIES_BYTES: usize = REPLICA_WINDOW_BYTES / 4;
 /// What waits to be told, bytes; beyond, the replica is given up.
 pub const REPLICA_QUEUE_BYTES_MAX: usize = HANDOVER_BYTES_MAX + 64 * 1024 * 1024;
 /// Sessions that are copied to their replica together.
 pub const REPLICA_ROUND_SESSIONS_MAX: usize = 256;
 /// What is in these, bytes, or one that is larger.
 pub const REPLICA_ROUND_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Likewise, messages: they are noted in one moment, in which nobody publishes.
+pub const REPLICA_ROUND_MESSAGES_MAX: usize = 64 * 1024;
+/// Likewise, what they are subscribed to, bytes: the other broker subscribes to all of it in one such moment.
+pub const REPLICA_ROUND_HEADS_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Letters with covers.
 pub const REPLICA_CUT_PARTS_MAX: usize = 256;
 /// Clients that wait for their turn.

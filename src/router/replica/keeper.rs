@@ -71,6 +71,8 @@ struct Keeper {
     heard_at: Instant,
     /// What is to go before the bytes of the next item.
     parts: Vec<u8>,
+    /// Of that session's head or copy, what has come so far.
+    copy_parts: (u64, Vec<u8>),
     kept: HashMap<u64, Kept, ahash::RandomState>,
     round: Option<Round>,
     /// Messages that have not arrived, without which letters are not held, in the order of these.
@@ -314,6 +316,14 @@ impl Keepers {
     }
 }
 
+fn put_part(parts: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> {
+    if parts.len() + bytes.len() > HANDOVER_BYTES_MAX {
+        return Err(FrameError::TooLong { bytes: parts.len() as u64, bytes_max: HANDOVER_BYTES_MAX });
+    }
+    parts.extend_from_slice(bytes);
+    Ok(())
+}
+
 impl Keeper {
     fn new(stream: u64, now: Instant) -> Self {
         Self {
@@ -323,6 +333,7 @@ impl Keeper {
             must_answer: false,
             heard_at: now,
             parts: Vec::new(),
+            copy_parts: (0, Vec::new()),
             kept: HashMap::default(),
             round: None,
             waiting: VecDeque::new(),
@@ -337,21 +348,21 @@ impl Keeper {
         while !reader.is_empty() {
             match Item::read(&mut reader)? {
                 Item::Begin => {}
-                Item::Part { bytes } => {
-                    if self.parts.len() + bytes.len() > HANDOVER_BYTES_MAX {
-                        return Err(FrameError::TooLong { bytes: self.parts.len() as u64, bytes_max: HANDOVER_BYTES_MAX });
-                    }
-                    self.parts.extend_from_slice(bytes);
-                }
+                Item::Part { bytes } => put_part(&mut self.parts, bytes)?,
+                Item::CopyPart { session, bytes } => put_part(self.copy_parts(session), bytes)?,
                 Item::Head { session, bytes } => {
-                    let head = decode_head(&self.whole(bytes)).ok_or(FrameError::Text("session"))?;
+                    put_part(self.copy_parts(session), bytes)?;
+                    let head = std::mem::take(self.copy_parts(session));
+                    let head = decode_head(&head).ok_or(FrameError::Text("session"))?;
                     self.end(turn, (from, session), clients);
                     note(clients, &head.head.client_id, from, session, head.claim);
                     self.kept.insert(session, keep(turn.router, head));
                 }
                 Item::Round { round } => self.begin_round(turn, from, round),
                 Item::Copy { session, bytes } => {
-                    let copy = decode_copy(&self.whole(bytes), turn.now).ok_or(FrameError::Text("copy of a session"))?;
+                    put_part(self.copy_parts(session), bytes)?;
+                    let copy = std::mem::take(self.copy_parts(session));
+                    let copy = decode_copy(&copy, turn.now).ok_or(FrameError::Text("copy of a session"))?;
                     if let Some(kept) = self.kept.get(&session) {
                         kept.with(|shadow| shadow.copy(copy));
                     }
@@ -434,7 +445,18 @@ impl Keeper {
         whole
     }
 
+    /// What has come so far of that session's; of another's, which was left off, nothing is needed.
+    fn copy_parts(&mut self, session: u64) -> &mut Vec<u8> {
+        if self.copy_parts.0 != session {
+            self.copy_parts = (session, Vec::new());
+        }
+        &mut self.copy_parts.1
+    }
+
     fn end(&mut self, turn: &mut Turn<'_>, (of, session): (BrokerId, u64), clients: &mut Clients) {
+        if self.copy_parts.0 == session {
+            self.copy_parts.1 = Vec::new();
+        }
         if let Some(kept) = self.kept.remove(&session) {
             if clients.get(&kept.head.client_id).is_some_and(|known| (known.0, known.1) == (of, session)) {
                 clients.remove(&kept.head.client_id);

@@ -4,11 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::outgoing::Outgoing;
+use super::outgoing::{Items, Outgoing, PART_BYTES, SMALL_BYTES};
 use super::word::{Item, Letter};
 use super::{REPEAT, SILENCE_MAX, encode_copy, encode_entry, encode_head};
-use crate::ids::{BrokerId, MessageId};
-use crate::limits::{HANDOVER_BYTES_MAX, REPLICA_CUT_PARTS_MAX, REPLICA_ROUND_BYTES_MAX, REPLICA_ROUND_SESSIONS_MAX};
+use crate::ids::{BrokerId, MessageId, OriginLane};
+use crate::limits::{
+    HANDOVER_BYTES_MAX, REPLICA_CUT_PARTS_MAX, REPLICA_LETTER_BYTES, REPLICA_ROUND_BYTES_MAX, REPLICA_ROUND_HEADS_BYTES_MAX,
+    REPLICA_ROUND_MESSAGES_MAX, REPLICA_ROUND_SESSIONS_MAX,
+};
 use crate::pressure::Level;
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
@@ -23,8 +26,12 @@ const LATER: Duration = Duration::from_secs(5);
 const PING: Duration = Duration::from_secs(1);
 /// Who does not answer, while there is nothing that anybody waits for, is given up after this time.
 const SILENCE_IDLE: Duration = Duration::from_secs(6);
-/// A round takes no longer, or the other broker is not the right one.
+/// A round that comes no further for so long is given up, and its sessions are copied later.
 const ROUND_MAX: Duration = Duration::from_secs(15);
+/// After so many of them, one after the other, the other broker is not the right one.
+const ROUNDS_FAILED_MAX: u32 = 3;
+/// What an entry takes in a copy beside its message, bytes, or less.
+const ENTRY_BYTES: usize = 128;
 /// There is no way to the other broker for so long.
 const LOST_MAX: Duration = Duration::from_secs(1);
 /// After a failure nothing is tried for so long, and twice as long after each that follows soon.
@@ -55,6 +62,12 @@ struct Peer {
     out: Outgoing,
     sessions: HashMap<SubscriberId, Followed, ahash::RandomState>,
     round: Option<Round>,
+    /// How many have failed, one after the other.
+    rounds_failed: u32,
+    /// What is to be put of the round, in its order, as far as there is room.
+    copies: VecDeque<Piece>,
+    /// That is to be said when all of them are put: what is not dealt with in a session yet is told behind its copy.
+    dealt: Items,
     /// Of what is not confirmed, in their order.
     marks: VecDeque<Mark>,
     held: u64,
@@ -83,6 +96,18 @@ struct Followed {
     stage: Stage,
     /// It is to be left alone until then.
     not_before: Instant,
+    /// Its copy is not put yet: what is told of it waits for that.
+    behind: Option<Box<Items>>,
+}
+
+/// Part of a round that may be large.
+#[derive(Debug)]
+enum Piece {
+    Head(SubscriberId, Vec<u8>),
+    Round(u64),
+    Copy(SubscriberId, Copied),
+    /// Of a head, or of a copy, what is left to be put.
+    Rest { session: SubscriberId, of_copy: Option<Standing>, bytes: Vec<u8>, at: usize },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,20 +126,28 @@ enum Stage {
 #[derive(Debug)]
 struct Round {
     number: u64,
-    since: Instant,
+    /// When it came further.
+    progress_at: Instant,
     /// From where on the other broker takes in itself what is published, as far as it has said.
     cut: Vec<Option<Covers>>,
     /// What was in each, until the journal has come as far.
     copies: HashMap<SubscriberId, Copied, ahash::RandomState>,
     /// What this broker had delivered by then.
     covers: Option<Covers>,
+    /// All of it is put.
+    is_put: bool,
 }
 
 /// A session, in one moment.
 #[derive(Debug)]
 struct Copied {
     copy: Copy,
-    // The head was told when the round began: what has changed in it since.
+    standing: Standing,
+}
+
+/// What may have changed of a session's head since that was told, when the round began.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
     claim: u64,
     expiry: SessionExpiry,
     is_connected: bool,
@@ -122,8 +155,27 @@ struct Copied {
 
 impl Copied {
     fn of(state: &State) -> Self {
-        let (claim, expiry, is_connected) = (state.claimed, state.expiry, state.connected.is_some());
-        Self { copy: Copy::of(state), claim, expiry, is_connected }
+        let standing = Standing { claim: state.claimed, expiry: state.expiry, is_connected: state.connected.is_some() };
+        Self { copy: Copy::of(state), standing }
+    }
+}
+
+impl Piece {
+    fn session(&self) -> Option<SubscriberId> {
+        match self {
+            Self::Head(session, _) | Self::Copy(session, _) | Self::Rest { session, .. } => Some(*session),
+            Self::Round(_) => None,
+        }
+    }
+
+    /// Waits for its turn, bytes, or less.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Head(_, bytes) => bytes.len(),
+            Self::Rest { bytes, at, .. } => bytes.len() - at,
+            // Its messages are shared with the session.
+            Self::Round(_) | Self::Copy(..) => 0,
+        }
     }
 }
 
@@ -145,24 +197,32 @@ impl Owner {
         }
         let was_idle = peer.is_idle();
         heard.changes.into_iter().for_each(|change| peer.tell(turn, change));
-        peer.drive_round(turn, &journal, &mut self.rounds);
         peer.out.seal();
         if let Some(number) = heard.number {
             peer.mark(number, turn.now);
         }
+        // Nobody waits for this.
+        peer.drive_round(turn, &journal, &mut self.rounds);
+        peer.put_copies(turn);
+        peer.out.seal();
         if was_idle && !peer.is_idle() {
             peer.progress_at = turn.now;
         }
         peer.send(turn);
         peer.confirm(&journal);
         let is_lost = turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX);
-        let is_round_late = peer.round.as_ref().is_some_and(|round| turn.since(round.since) >= ROUND_MAX);
+        let waiting_bytes = peer.waiting_bytes();
+        if peer.round.as_ref().is_some_and(|round| turn.since(round.progress_at) >= ROUND_MAX)
+            || (waiting_bytes > 0 && peer.out.is_full(waiting_bytes))
+        {
+            peer.fail_round(turn);
+        }
         match () {
             () if is_lost => self.give_up(turn, "it cannot be reached"),
             () if peer.is_silent(turn.now) => self.give_up(turn, "it does not answer"),
             () if peer.is_late(turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
-            () if is_round_late => self.give_up(turn, "it does not come as far"),
-            () if peer.out.is_full() => self.give_up(turn, "it does not keep up"),
+            () if peer.rounds_failed >= ROUNDS_FAILED_MAX => self.give_up(turn, "it does not come as far"),
+            () if peer.out.is_full(0) => self.give_up(turn, "it does not keep up"),
             () => {}
         }
     }
@@ -178,11 +238,10 @@ impl Owner {
         self.last_stream = clock.tick(turn.now).time.max(self.last_stream + 1);
         journal.open_tap();
         let sessions = turn.router.registry.iter().map(|held| Arc::clone(held.value()));
-        let waiting =
-            |subscriber: Arc<Subscriber>| (subscriber.id, Followed { subscriber, stage: Stage::Waiting, not_before: turn.now });
+        let waiting = |subscriber: Arc<Subscriber>| (subscriber.id, Followed::new(subscriber, turn.now));
         let sessions = sessions.filter(|subscriber| subscriber.lock().is_durable()).map(waiting).collect();
         let mut out = Outgoing::default();
-        out.put(&Item::Begin);
+        out.words().put(&Item::Begin);
         self.peer = Some(Peer {
             broker,
             stream: self.last_stream,
@@ -190,6 +249,9 @@ impl Owner {
             out,
             sessions,
             round: None,
+            rounds_failed: 0,
+            copies: VecDeque::new(),
+            dealt: Items::default(),
             marks: VecDeque::new(),
             held: 0,
             confirmed: 0,
@@ -273,10 +335,10 @@ impl Owner {
     /// The other broker has all of the round.
     pub(super) fn whole(&mut self, turn: &Turn<'_>, line: (BrokerId, u64), number: u64) {
         let Some(peer) = self.peer(line) else { return };
-        if peer.round.as_ref().is_none_or(|round| round.number != number || round.covers.is_none() || !round.copies.is_empty()) {
+        if peer.round.as_ref().is_none_or(|round| round.number != number || !round.is_put) {
             return;
         }
-        peer.round = None;
+        (peer.round, peer.rounds_failed) = (None, 0);
         for followed in peer.sessions.values_mut().filter(|followed| followed.stage == Stage::Copied(number)) {
             // What it says from here on waits; when the journal has come to this the other broker is told.
             followed.subscriber.lock().guard(number);
@@ -298,6 +360,12 @@ impl Owner {
         if self.peer(line).is_some_and(|peer| peer.out.known() > 0) {
             self.give_up(turn, "it was restarted");
         }
+    }
+}
+
+impl Followed {
+    fn new(subscriber: Arc<Subscriber>, not_before: Instant) -> Self {
+        Self { subscriber, stage: Stage::Waiting, not_before, behind: None }
     }
 }
 
@@ -372,100 +440,190 @@ impl Peer {
         followed.stage = Stage::Waiting;
         followed.subscriber.follow(&mut followed.subscriber.lock(), false);
         turn.router.subscriptions_changed(0);
+        followed.behind = None;
+        self.leave_out(session);
+    }
+
+    /// It is no part of the round any more, nor is anything told of it.
+    fn leave_out(&mut self, session: SubscriberId) {
         if let Some(round) = &mut self.round {
             round.copies.remove(&session);
         }
-        self.out.put(&Item::Ended { session: session.0 });
-        self.end_copies();
+        self.copies.retain(|piece| piece.session() != Some(session));
+        self.out.words().put(&Item::Ended { session: session.0 });
+    }
+
+    /// The round comes no further: its sessions are copied later. What others wait for goes on.
+    fn fail_round(&mut self, turn: &Turn<'_>) {
+        let Some(round) = self.round.take() else { return };
+        self.rounds_failed += 1;
+        let is_in_it = |stage: Stage| stage == Stage::Begun || stage == Stage::Copied(round.number);
+        let failed: Vec<SubscriberId> =
+            self.sessions.iter().filter(|(_, followed)| is_in_it(followed.stage)).map(|(id, _)| *id).collect();
+        failed.into_iter().for_each(|id| self.restart(turn, id, LATER));
+        self.copies.clear();
+        self.out.words().put_all(&mut self.dealt);
+    }
+
+    /// What is not put yet, bytes.
+    fn waiting_bytes(&self) -> usize {
+        let behind = |piece: &Piece| {
+            let followed = piece.session().and_then(|session| self.sessions.get(&session));
+            followed.and_then(|followed| followed.behind.as_ref()).map_or(0, |behind| behind.bytes())
+        };
+        self.dealt.bytes() + self.copies.iter().map(|piece| piece.bytes() + behind(piece)).sum::<usize>()
+    }
+
+    /// Where what is told of a session goes; none where nothing is.
+    fn told_of(&mut self, id: SubscriberId) -> Option<&mut Items> {
+        let followed = self.sessions.get_mut(&id)?;
+        match (followed.stage, &mut followed.behind) {
+            (Stage::Waiting | Stage::Begun, _) => None,
+            (Stage::Copied(_) | Stage::Guarded, Some(behind)) => Some(behind),
+            (Stage::Copied(_) | Stage::Guarded, None) => Some(self.out.words()),
+        }
+    }
+
+    /// Of a lane, some ids are dealt with.
+    fn deal(&mut self, stream: OriginLane, item: &Item<'_>) {
+        // What was told of a session that is being copied comes later, and is for the other broker not dealt with before.
+        let items = if self.copies.is_empty() { self.out.words() } else { &mut self.dealt };
+        items.put_of(stream, item);
     }
 
     fn tell(&mut self, turn: &Turn<'_>, change: Change) {
-        let is_told = |id: &SubscriberId| {
-            self.sessions.get(id).is_some_and(|followed| matches!(followed.stage, Stage::Copied(_) | Stage::Guarded))
-        };
         match change {
-            Change::Session(id, Head { claim, expiry, left_at, .. }) if is_told(&id) => {
-                self.out.put(&Item::Session { session: id.0, claim, expiry, is_connected: left_at.is_none() });
+            Change::Session(id, Head { claim, expiry, left_at, .. }) if self.sessions.contains_key(&id) => {
+                if let Some(items) = self.told_of(id) {
+                    items.put(&Item::Session { session: id.0, claim, expiry, is_connected: left_at.is_none() });
+                }
             }
-            Change::Session(id, head) if !self.sessions.contains_key(&id) => {
+            Change::Session(id, head) => {
                 let held = turn.router.registry.get(&head.client_id).map(|held| Arc::clone(&held));
                 if let Some(subscriber) = held.filter(|subscriber| subscriber.id == id) {
                     let not_before = turn.now + SETTLED;
-                    self.sessions.insert(id, Followed { subscriber, stage: Stage::Waiting, not_before });
+                    self.sessions.insert(id, Followed::new(subscriber, not_before));
                 }
             }
             Change::Subscribed(id, ..) | Change::Unsubscribed(id, _) => self.restart(turn, id, SETTLED),
             Change::Ended(id) => {
                 if self.sessions.remove(&id).is_some_and(|followed| followed.stage != Stage::Waiting) {
-                    self.out.put(&Item::Ended { session: id.0 });
-                }
-                if let Some(round) = &mut self.round {
-                    round.copies.remove(&id);
-                    self.end_copies();
+                    self.leave_out(id);
                 }
             }
-            Change::Copied(id, round) => self.copy(turn, id, round),
+            Change::Copied(id, round) => self.copy(id, round),
             Change::Guarded(id, round) => {
                 if let Some(followed) = self.sessions.get_mut(&id).filter(|followed| followed.stage == Stage::Copied(round)) {
                     followed.stage = Stage::Guarded;
-                    self.out.put(&Item::Guarded { session: id.0 });
+                    self.out.words().put(&Item::Guarded { session: id.0 });
                 }
             }
             Change::Source(id, order, source) => self.named = source.id().map(|source| (id, order, *source)),
-            Change::Placed(id, order, entry) if is_told(&id) => self.place(turn, id, order, &entry),
-            Change::Staged(id, order, stage) if is_told(&id) => {
-                self.out.put(&Item::Staged { session: id.0, order, stage });
-            }
-            Change::Removed(id, order) if is_told(&id) => self.out.put(&Item::Removed { session: id.0, order }),
-            Change::Received(session, id) if is_told(&session) => {
-                self.out.put(&Item::Received { session: session.0, id });
-            }
-            Change::Completed(session, id) if is_told(&session) => {
-                self.out.put(&Item::Completed { session: session.0, id });
-            }
-            Change::Cover(stream, last) => self.out.put_of(stream, &Item::Dealt { first: 0, last }),
+            Change::Placed(id, order, entry) => self.place(turn, id, order, &entry),
+            Change::Staged(id, order, stage) => self.tell_of(id, &Item::Staged { session: id.0, order, stage }),
+            Change::Removed(id, order) => self.tell_of(id, &Item::Removed { session: id.0, order }),
+            Change::Received(session, id) => self.tell_of(session, &Item::Received { session: session.0, id }),
+            Change::Completed(session, id) => self.tell_of(session, &Item::Completed { session: session.0, id }),
+            Change::Cover(stream, last) => self.deal(stream, &Item::Dealt { first: 0, last }),
             Change::Logged(block) => {
                 if let Some(stream) = turn.mesh.own_stream(block.lane) {
-                    self.out.put_of(stream, &Item::Dealt { first: block.first, last: block.last });
+                    self.deal(stream, &Item::Dealt { first: block.first, last: block.last });
                 }
             }
             _ => {}
         }
     }
 
+    fn tell_of(&mut self, id: SubscriberId, item: &Item<'_>) {
+        if let Some(items) = self.told_of(id) {
+            items.put(item);
+        }
+    }
+
     fn place(&mut self, turn: &Turn<'_>, id: SubscriberId, order: Order, entry: &Entry) {
         let source = self.named.take().filter(|(of, its, _)| (*of, *its) == (id, order)).map(|(_, _, source)| source);
         let Entry { qos, stage, .. } = *entry;
+        let Some(items) = self.told_of(id) else { return };
         match source {
             Some(MessageId { origin_lane, sequence }) => {
-                self.out.put_of(origin_lane, &Item::Placed { session: id.0, order, sequence, qos, stage });
+                items.put_of(origin_lane, &Item::Placed { session: id.0, order, sequence, qos, stage });
             }
             None => {
                 let bytes = encode_entry(entry, turn.now);
-                self.out.put_long(&bytes, |bytes| Item::PlacedWhole { session: id.0, order, bytes });
+                items.put_long(&bytes, |bytes| Item::PlacedWhole { session: id.0, order, bytes });
             }
         }
     }
 
     /// The journal has come to where the session was copied.
-    fn copy(&mut self, turn: &Turn<'_>, id: SubscriberId, number: u64) {
+    fn copy(&mut self, id: SubscriberId, number: u64) {
         let Some(round) = self.round.as_mut().filter(|round| round.number == number) else { return };
         let (Some(copied), Some(followed)) = (round.copies.remove(&id), self.sessions.get_mut(&id)) else { return };
-        followed.stage = Stage::Copied(number);
-        let Copied { copy, claim, expiry, is_connected } = copied;
-        let bytes = encode_copy(&copy, turn.now);
-        self.out.put_long(&bytes, |bytes| Item::Copy { session: id.0, bytes });
-        self.out.put(&Item::Session { session: id.0, claim, expiry, is_connected });
-        self.end_copies();
+        (followed.stage, followed.behind) = (Stage::Copied(number), Some(Box::default()));
+        self.copies.push_back(Piece::Copy(id, copied));
     }
 
-    /// If all of the round are copied, that is said.
-    fn end_copies(&mut self) {
-        let Some(round) = self.round.as_ref().filter(|round| round.copies.is_empty()) else { return };
-        let Some(covers) = &round.covers else { return };
-        let (mut bytes, number) = (Vec::new(), round.number);
-        put_covers(&mut bytes, covers);
-        self.out.put_long(&bytes, |covers| Item::Copied { round: number, covers });
+    /// Puts what there is room for of the round's heads and copies, and when that was all of it, says so.
+    fn put_copies(&mut self, turn: &Turn<'_>) {
+        let (mut letter, mut is_further) = (Vec::new(), false);
+        while self.out.may_copy()
+            && let Some(piece) = self.copies.pop_front()
+        {
+            is_further = true;
+            let (session, of_copy, bytes, at) = match piece {
+                Piece::Round(round) => {
+                    Item::Round { round }.encode(&mut letter);
+                    continue;
+                }
+                Piece::Head(session, bytes) => (session, None, bytes, 0),
+                Piece::Copy(session, Copied { copy, standing }) => {
+                    let bytes = encode_copy(&copy, turn.now);
+                    if bytes.len() > HANDOVER_BYTES_MAX {
+                        self.restart(turn, session, LATER);
+                        continue;
+                    }
+                    (session, Some(standing), bytes, 0)
+                }
+                Piece::Rest { session, of_copy, bytes, at } => (session, of_copy, bytes, at),
+            };
+            let rest = bytes.get(at..).unwrap_or_default();
+            if letter.len() + rest.len().min(PART_BYTES) + SMALL_BYTES > REPLICA_LETTER_BYTES {
+                self.out.put_copy(std::mem::take(&mut letter));
+            }
+            let id = session.0;
+            if let Some((part, _)) = rest.split_at_checked(PART_BYTES) {
+                Item::CopyPart { session: id, bytes: part }.encode(&mut letter);
+                self.copies.push_front(Piece::Rest { session, of_copy, bytes, at: at + PART_BYTES });
+                self.out.put_copy(std::mem::take(&mut letter));
+                continue;
+            }
+            let Some(Standing { claim, expiry, is_connected }) = of_copy else {
+                Item::Head { session: id, bytes: rest }.encode(&mut letter);
+                continue;
+            };
+            Item::Copy { session: id, bytes: rest }.encode(&mut letter);
+            Item::Session { session: id, claim, expiry, is_connected }.encode(&mut letter);
+            // From here on what is told of it is told at once.
+            if let Some(mut behind) = self.sessions.get_mut(&session).and_then(|followed| followed.behind.take()) {
+                self.out.put_copy(std::mem::take(&mut letter));
+                self.out.put_behind(&mut behind);
+            }
+        }
+        self.out.put_copy(letter);
+        let Some(round) = self.round.as_mut() else { return };
+        if is_further {
+            round.progress_at = turn.now;
+        }
+        if !self.copies.is_empty() {
+            return;
+        }
+        self.out.words().put_all(&mut self.dealt);
+        if let Some(covers) = round.covers.as_ref().filter(|_| round.copies.is_empty() && !round.is_put) {
+            let (mut bytes, number) = (Vec::new(), round.number);
+            put_covers(&mut bytes, covers);
+            round.is_put = true;
+            self.out.words().put_long(&bytes, |covers| Item::Copied { round: number, covers });
+        }
     }
 
     fn drive_round(&mut self, turn: &mut Turn<'_>, journal: &Journal, rounds: &mut u64) {
@@ -500,16 +658,13 @@ impl Peer {
         let (copies, covers) = turn.quietly(look);
         journal.kick();
         if let Some(round) = &mut self.round {
-            (round.copies, round.covers) = (copies, Some(covers));
-            if round.copies.is_empty() {
-                self.end_copies();
-            }
+            (round.copies, round.covers, round.progress_at) = (copies, Some(covers), turn.now);
         }
     }
 
     fn begin_round(&mut self, turn: &Turn<'_>, rounds: &mut u64) {
         let ready = self.sessions.values_mut().filter(|it| it.stage == Stage::Waiting && it.not_before <= turn.now);
-        let (mut bytes, mut count) = (0, 0);
+        let (mut bytes, mut messages, mut heads_bytes, mut count) = (0, 0, 0, 0);
         for followed in ready {
             if count == REPLICA_ROUND_SESSIONS_MAX {
                 break;
@@ -517,19 +672,25 @@ impl Peer {
             let subscriber = &followed.subscriber;
             let is_claimed = Router::is_claimed(subscriber.access().as_deref());
             let mut state = subscriber.lock();
-            let owed = state.outbound.owed().1;
-            if count > 0 && bytes + owed > REPLICA_ROUND_BYTES_MAX {
+            let (owed, owed_bytes) = state.outbound.owed();
+            let is_too_much = bytes + owed_bytes > REPLICA_ROUND_BYTES_MAX
+                || messages + owed > REPLICA_ROUND_MESSAGES_MAX
+                || heads_bytes + state.subscriptions_bytes > REPLICA_ROUND_HEADS_BYTES_MAX;
+            // One that is larger has a round for itself.
+            if count > 0 && is_too_much {
                 continue;
             }
-            if owed > HANDOVER_BYTES_MAX || !is_claimed || !subscriber.follow(&mut state, true) {
+            let is_too_large = owed_bytes + owed * ENTRY_BYTES > HANDOVER_BYTES_MAX;
+            if is_too_large || !is_claimed || !subscriber.follow(&mut state, true) {
                 followed.not_before = turn.now + LATER;
                 continue;
             }
             let head = encode_head(subscriber, &state);
+            heads_bytes += state.subscriptions_bytes;
             drop(state);
-            (bytes, count) = (bytes + owed, count + 1);
+            (bytes, messages, count) = (bytes + owed_bytes, messages + owed, count + 1);
             followed.stage = Stage::Begun;
-            self.out.put_long(&head, |bytes| Item::Head { session: subscriber.id.0, bytes });
+            self.copies.push_back(Piece::Head(subscriber.id, head));
         }
         if count == 0 {
             return;
@@ -537,8 +698,9 @@ impl Peer {
         // From here on it is known whence the messages are.
         turn.router.subscriptions_changed(0);
         *rounds += 1;
-        self.out.put(&Item::Round { round: *rounds });
-        let (number, since) = (*rounds, turn.now);
-        self.round = Some(Round { number, since, cut: Vec::new(), copies: HashMap::default(), covers: None });
+        let (number, progress_at) = (*rounds, turn.now);
+        self.copies.push_back(Piece::Round(number));
+        let (cut, copies) = (Vec::new(), HashMap::default());
+        self.round = Some(Round { number, progress_at, cut, copies, covers: None, is_put: false });
     }
 }

@@ -14,13 +14,13 @@ use crate::config::SharedStrategy;
 use crate::frame::Reader;
 use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane};
 use crate::interest::{Interest, Mode, Rules};
-use crate::limits::REGISTER_FILTERS_MAX;
+use crate::limits::{REGISTER_FILTERS_MAX, REPLICA_COPIES_BYTES, REPLICA_LETTER_BYTES};
 use crate::metrics::Metrics;
 use crate::replication::{Covers, MeshMessage, Picks, Replication, ReplicationConfig};
 use crate::router::handover::{Turn, put_covers};
 use crate::router::{Batch, ConnectRequest, Connection, Farewell, LinkDelivery, Router, RouterLimits, Subscribe};
 use crate::session::{
-    Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
+    Awaited, Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
 };
 use crate::shared::register::{Follow as _, Registers};
 use crate::shared::{Carry, Post, StampClock};
@@ -122,13 +122,17 @@ impl Rig {
     }
 
     /// That broker cannot be reached any more.
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         *self.wire.lost.lock() = Some(self.now);
     }
 
     /// A message of the other broker comes by a lane.
     fn arrive(&self, topic: &str, sequence: u64, qos: QoS) {
-        let (picks, payload, properties) = (Picks::NONE, b"x".as_slice(), b"".as_slice());
+        self.arrive_with(topic, sequence, qos, b"x");
+    }
+
+    fn arrive_with(&self, topic: &str, sequence: u64, qos: QoS, payload: &[u8]) {
+        let (picks, properties) = (Picks::NONE, b"".as_slice());
         let message =
             MeshMessage { topic, payload, qos, retain: false, expiry_seconds: None, properties, stamp: None, picks };
         let mut delivery = LinkDelivery::new(Arc::clone(&self.router));
@@ -255,6 +259,8 @@ struct Owned {
     stream: u64,
     /// The last letter.
     last: u64,
+    /// What was sent since the other broker answered last, bytes.
+    bytes: usize,
     rounds: u64,
 }
 
@@ -267,12 +273,13 @@ enum Told {
     Copied,
     Session { claim: u64, is_connected: bool },
     Guarded,
+    Ended(u64),
     Word,
 }
 
 impl Owned {
     fn new() -> Self {
-        Self { rig: Rig::new(), owner: Owner::default(), stream: 0, last: 0, rounds: 0 }
+        Self { rig: Rig::new(), owner: Owner::default(), stream: 0, last: 0, bytes: 0, rounds: 0 }
     }
 
     /// One turn after that time; what is told in it that was not before.
@@ -289,6 +296,7 @@ impl Owned {
                 continue;
             }
             (self.stream, self.last) = (stream, number);
+            self.bytes += items.len();
             let mut reader = Reader::new(items);
             while !reader.is_empty() {
                 told.push(match Item::read(&mut reader).unwrap() {
@@ -298,6 +306,7 @@ impl Owned {
                     Item::Copied { .. } => Told::Copied,
                     Item::Session { claim, is_connected, .. } => Told::Session { claim, is_connected },
                     Item::Guarded { .. } => Told::Guarded,
+                    Item::Ended { session } => Told::Ended(session),
                     _ => Told::Word,
                 });
             }
@@ -307,6 +316,7 @@ impl Owned {
 
     /// The other broker says that it knows all, and has all up to that letter.
     fn answer(&mut self, held: u64) {
+        self.bytes = 0;
         self.owner.answered((OTHER, self.stream), (self.last, held), self.rig.now);
     }
 
@@ -343,6 +353,25 @@ impl Owned {
         assert_eq!(self.turn(Duration::from_millis(5)), [Told::Guarded]);
         self.answer(self.last);
         self.turn(Duration::from_millis(5));
+    }
+
+    /// A client is here whose session has a replica.
+    fn guarded(client_id: &str) -> (Self, Connection) {
+        let mut owned = Self::new();
+        let connection = owned.rig.connect(client_id);
+        owned.rig.subscribe(&connection, "t");
+        owned.begin_round();
+        owned.cut();
+        owned.whole();
+        (owned, connection)
+    }
+
+    /// What the client waits for.
+    fn awaited(connection: &Connection) -> Awaited {
+        match connection.subscriber.lock().next_to_send() {
+            NextToSend::After(awaited) => awaited,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn given_up(&self) -> u64 {
@@ -392,16 +421,11 @@ fn a_replica_whose_message_does_not_arrive_is_over_after_a_second() {
 
 #[test]
 fn nobody_waits_longer_than_two_seconds_for_one_word_while_others_go_on() {
-    let mut owned = Owned::new();
-    let connection = owned.rig.connect("c");
-    owned.rig.subscribe(&connection, "t");
-    owned.begin_round();
-    owned.cut();
-    owned.whole();
+    let (mut owned, connection) = Owned::guarded("c");
     owned.rig.arrive("t", 1, QoS::ExactlyOnce);
     let before = owned.last;
     assert_ne!(owned.turn(Duration::from_millis(5)), []);
-    let NextToSend::After(awaited) = connection.subscriber.lock().next_to_send() else { panic!("it waits") };
+    let awaited = Owned::awaited(&connection);
     for sequence in 0..19 {
         owned.rig.arrive("t", 2 + sequence, QoS::AtLeastOnce);
         owned.turn(Duration::from_millis(100));
@@ -428,4 +452,68 @@ fn what_changes_of_a_session_while_its_round_is_under_way_is_told_with_its_copy(
     let told = owned.cut();
     assert_eq!(told.last(), Some(&Told::Copied));
     assert!(told.contains(&Told::Session { claim, is_connected: false }), "{told:?}");
+}
+
+#[test]
+fn what_is_told_goes_before_a_large_copy() {
+    let (mut owned, connection) = Owned::guarded("c");
+    let large = owned.rig.connect("large");
+    owned.rig.subscribe(&large, "large");
+    owned.rig.disconnect(&large);
+    for sequence in 0..9 {
+        owned.rig.arrive_with("large", 100 + sequence, QoS::AtLeastOnce, &[0; 100_000]);
+    }
+    owned.begin_round();
+    // Nothing is answered from here on.
+    owned.owner.cut((OTHER, owned.stream), owned.rounds, (0, 1), Covers::new());
+    let mut told = Vec::new();
+    (0..10).for_each(|_| told.append(&mut owned.turn(Duration::from_millis(5))));
+    assert!(owned.bytes > 0 && !told.contains(&Told::Copy), "it is under way: {told:?}");
+    owned.rig.arrive("t", 1, QoS::ExactlyOnce);
+    // Of the one that is copied, too: behind its copy.
+    owned.rig.arrive("large", 200, QoS::AtLeastOnce);
+    let told = owned.turn(Duration::from_millis(5));
+    assert!(owned.bytes <= REPLICA_COPIES_BYTES + 2 * REPLICA_LETTER_BYTES, "{} bytes", owned.bytes);
+    assert_eq!(told, [Told::Word; 2], "a lane, and what was placed");
+    let awaited = Owned::awaited(&connection);
+    owned.answer(owned.last);
+    // Its number is confirmed in a turn: the copy is far from its end.
+    let mut told = owned.turn(Duration::from_millis(5));
+    assert!(owned.rig.journal.has(awaited) && !told.contains(&Told::Copy));
+    for _ in 0..100 {
+        owned.answer(owned.last);
+        told.append(&mut owned.turn(Duration::from_millis(5)));
+    }
+    let place = |what| told.iter().position(|told| *told == what);
+    let (copy, copied) = (place(Told::Copy), place(Told::Copied));
+    assert!(copy.is_some() && copy < copied && copied == Some(told.len() - 1), "{told:?}");
+    let behind: Vec<_> = told.iter().skip(copy.unwrap_or_default() + 2).take(2).collect();
+    assert_eq!(behind, [&Told::Word; 2], "what was placed meanwhile");
+    owned.whole();
+    assert_eq!(owned.given_up(), 0);
+}
+
+/// Who has a replica keeps it.
+#[test]
+fn a_round_that_comes_no_further_is_given_up_by_itself() {
+    let (mut owned, connection) = Owned::guarded("c");
+    let other = owned.rig.connect("other");
+    owned.begin_round();
+    let mut told = Vec::new();
+    for _ in 0..160 {
+        told.append(&mut owned.turn(Duration::from_millis(100)));
+        owned.answer(owned.last);
+    }
+    assert_eq!((told, owned.given_up()), (vec![Told::Ended(other.subscriber.id.0)], 0));
+    owned.rig.arrive("t", 1, QoS::ExactlyOnce);
+    assert_eq!(owned.turn(Duration::from_millis(5)), [Told::Word; 2]);
+    let awaited = Owned::awaited(&connection);
+    assert!(!owned.rig.journal.has(awaited), "its client waits for the replica still");
+    owned.answer(owned.last);
+    // The third in a row: that broker does not come as far.
+    for _ in 0..450 {
+        owned.turn(Duration::from_millis(100));
+        owned.answer(owned.last);
+    }
+    assert_eq!(owned.given_up(), 1);
 }

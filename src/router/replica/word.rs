@@ -36,6 +36,7 @@ const ENDED: u8 = 14;
 const DEALT: u8 = 15;
 const PART: u8 = 16;
 const BEGIN: u8 = 17;
+const COPY_PART: u8 = 18;
 
 /// Whether a letter is one of these.
 pub(in crate::router) fn is_replicas(body: &[u8]) -> bool {
@@ -160,8 +161,10 @@ pub(super) enum Item<'a> {
     Ended { session: u64 },
     /// Of the lane, of these ids what is for any of the sessions was said before.
     Dealt { first: u64, last: u64 },
-    /// Goes before the bytes of the next item that has some, behind others like this.
+    /// Goes before the bytes of the next item that has some, behind others like this; not of a head or a copy.
     Part { bytes: &'a [u8] },
+    /// Goes before the bytes of the head, or the copy, of that session, behind others like this. Between them other items may come.
+    CopyPart { session: u64, bytes: &'a [u8] },
 }
 
 impl<'a> Item<'a> {
@@ -222,6 +225,10 @@ impl<'a> Item<'a> {
                 numbers(PART, &[]);
                 put_block(out, bytes);
             }
+            Self::CopyPart { session, bytes } => {
+                numbers(COPY_PART, &[*session]);
+                put_block(out, bytes);
+            }
         }
     }
 
@@ -243,6 +250,7 @@ impl<'a> Item<'a> {
             HEAD => Self::Head { session: first, bytes: reader.block("head")? },
             ROUND => Self::Round { round: first },
             COPY => Self::Copy { session: first, bytes: reader.block("copy")? },
+            COPY_PART => Self::CopyPart { session: first, bytes: reader.block("part")? },
             COPIED => Self::Copied { round: first, covers: reader.block("covers")? },
             GUARDED => Self::Guarded { session: first },
             PLACED => {
