@@ -1,6 +1,6 @@
 //! The side of the broker that has the replicas. See the [module's page](super).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -214,18 +214,18 @@ impl Keepers {
         keeper.kept.into_values().for_each(|kept| kept.end(turn));
     }
 
-    fn forget_one(&mut self, turn: &mut Turn<'_>, client_id: &str) {
-        let Some((of, session, _)) = self.clients.remove(client_id) else { return };
-        if let Some(kept) = self.of.get_mut(&of).and_then(|keeper| keeper.kept.remove(&session)) {
-            kept.end(turn);
+    /// Another broker may have a session of the same client, with a replica here as well: that stays.
+    fn forget_one(&mut self, turn: &mut Turn<'_>, (of, session): (BrokerId, u64)) {
+        if let Some(keeper) = self.of.get_mut(&of) {
+            keeper.end(turn, (of, session), &mut self.clients);
         }
     }
 
     pub(super) fn follow_claim(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, theirs: Claimed) {
-        let Some((of, session, _)) = self.clients.get(client_id) else { return };
-        let kept = self.of.get(of).and_then(|keeper| keeper.kept.get(session));
-        if *of != theirs.1 && kept.is_some_and(|kept| (kept.claim, *of) < theirs) {
-            self.forget_one(turn, client_id);
+        let Some((of, session, _)) = self.clients.get(client_id).copied() else { return };
+        let kept = self.of.get(&of).and_then(|keeper| keeper.kept.get(&session));
+        if of != theirs.1 && kept.is_some_and(|kept| (kept.claim, of) < theirs) {
+            self.forget_one(turn, (of, session));
         }
     }
 
@@ -254,10 +254,10 @@ impl Keepers {
         let mut over = Vec::new();
         for (broker, keeper) in &self.of {
             let Some(lost) = turn.post.lost_since(*broker).filter(|_| keeper.swept_at == turn.now) else { continue };
-            let is_over = |kept: &&Kept| matches!(kept.head.expiry, SessionExpiry::After(rest) if turn.since(lost) >= rest);
-            over.extend(keeper.kept.values().filter(is_over).map(|kept| Arc::clone(&kept.head.client_id)));
+            let is_over = |kept: &Kept| matches!(kept.head.expiry, SessionExpiry::After(rest) if turn.since(lost) >= rest);
+            over.extend(keeper.kept.iter().filter(|(_, kept)| is_over(kept)).map(|(session, _)| (*broker, *session)));
         }
-        over.into_iter().for_each(|client_id| self.forget_one(turn, &client_id));
+        over.into_iter().for_each(|replica| self.forget_one(turn, replica));
     }
 
     /// Makes a session of this broker of a replica whose broker cannot be reached.
@@ -345,8 +345,12 @@ impl Keeper {
     /// Takes in one letter.
     fn read(&mut self, turn: &mut Turn<'_>, from: BrokerId, items: &[u8], clients: &mut Clients) -> Result<(), FrameError> {
         let (mut reader, mut lane, letter) = (Reader::new(items), None, self.known + 1);
+        let mut lost = BTreeSet::new();
         while !reader.is_empty() {
-            match Item::read(&mut reader)? {
+            let item = Item::read(&mut reader)?;
+            // It has gone, and the broker has not heard of that, or has forgotten it: it must not go on as if there were one.
+            lost.extend(item.session().filter(|session| !self.kept.contains_key(session)));
+            match item {
                 Item::Begin => {}
                 Item::Part { bytes } => put_part(&mut self.parts, bytes)?,
                 Item::CopyPart { session, bytes } => put_part(self.copy_parts(session), bytes)?,
@@ -436,6 +440,7 @@ impl Keeper {
                 }
             }
         }
+        lost.into_iter().for_each(|session| turn.post.send(from, &Letter::Lost { session }.encode(self.stream)));
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::keeper::Keepers;
+use super::keeper::{Keepers, Promotion};
 use super::owner::Owner;
 use super::word::{Item, Letter};
 use super::{encode_copy, encode_head};
@@ -41,7 +41,7 @@ const LIMITS: OutboundLimits = OutboundLimits {
 #[derive(Default)]
 struct Wire {
     letters: Mutex<Vec<Vec<u8>>>,
-    lost: Mutex<Option<Instant>>,
+    lost: Mutex<Option<(BrokerId, Instant)>>,
 }
 
 impl Carry for Wire {
@@ -50,8 +50,8 @@ impl Carry for Wire {
         true
     }
 
-    fn lost_since(&self, _: BrokerId) -> Option<Instant> {
-        *self.lost.lock()
+    fn lost_since(&self, to: BrokerId) -> Option<Instant> {
+        self.lost.lock().filter(|(lost, _)| *lost == to).map(|(_, since)| since)
     }
 
     fn reached(&self) -> Vec<BrokerId> {
@@ -122,8 +122,8 @@ impl Rig {
     }
 
     /// That broker cannot be reached any more.
-    fn lose(&self) {
-        *self.wire.lost.lock() = Some(self.now);
+    fn lose(&self, broker: BrokerId) {
+        *self.wire.lost.lock() = Some((broker, self.now));
     }
 
     /// A message of the other broker comes by a lane.
@@ -234,10 +234,15 @@ impl Kept {
         self.hear(from, &[Item::Copy { session, bytes: &copy }, copied, Item::Guarded { session }]);
     }
 
-    /// One turn; what the broker says in it.
+    /// That broker is there, and has nothing new.
+    fn ping(&mut self, from: BrokerId) {
+        let Self { rig, keepers, .. } = self;
+        rig.with(|turn| keepers.items(turn, (from, 1), 0, &[]));
+    }
+
+    /// One turn; what the broker has said since the last.
     fn turn(&mut self) -> Vec<Said> {
         let Self { rig, keepers, .. } = self;
-        rig.sent();
         rig.with(|turn| keepers.drive(turn));
         let said = |letter: Vec<u8>| match Letter::decode(&letter) {
             Ok((_, Letter::Answer { known, held })) => Some(Said::Answer { known, held }),
@@ -516,4 +521,45 @@ fn a_round_that_comes_no_further_is_given_up_by_itself() {
         owned.answer(owned.last);
     }
     assert_eq!(owned.given_up(), 1);
+}
+
+#[test]
+fn a_replica_that_expires_leaves_that_of_the_same_client_by_another_broker() {
+    let mut kept = Kept::new();
+    let newer = BrokerId(3);
+    kept.guard(OTHER, 1, &head("c", 1, HOUR));
+    kept.guard(newer, 9, &head("c", 2, HOUR));
+    kept.turn();
+    kept.rig.lose(OTHER);
+    kept.wait(Duration::from_secs(3_600));
+    kept.ping(newer);
+    kept.turn();
+    let shadowed = |kept: &Kept| kept.rig.router.metrics().sessions_shadowed.value();
+    assert_eq!(shadowed(&kept), 1);
+    // What is said of the one that is here is taken in, of the other not.
+    let staged = |session| Item::Staged { session, order: 1, stage: Stage::Queued };
+    kept.hear(newer, &[staged(9)]);
+    assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 3 }]);
+    kept.hear(OTHER, &[staged(1), staged(1)]);
+    assert_eq!(kept.turn(), [Said::Lost(1), Said::Answer { known: 3, held: 3 }]);
+    // And the right one goes on when its broker dies.
+    kept.rig.lose(newer);
+    kept.wait(Duration::from_secs(1));
+    let Kept { rig, keepers, .. } = &mut kept;
+    assert_eq!(rig.with(|turn| keepers.promote(turn, &Arc::from("c"))), Promotion::Done);
+}
+
+#[test]
+fn a_copy_in_parts_is_one_whatever_comes_between_and_one_that_is_left_off_is_none() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 1, HOUR));
+    let (whole, left_off) = (head("parts", 1, HOUR), [0; 10]);
+    let (first, rest) = whole.split_at(5);
+    let placed = Item::Placed { session: 1, order: 1, sequence: 5, qos: QoS::AtLeastOnce, stage: Stage::Queued };
+    kept.hear(OTHER, &[Item::CopyPart { session: 3, bytes: &left_off }, Item::Ended { session: 3 }]);
+    kept.hear(OTHER, &[Item::CopyPart { session: 4, bytes: &left_off }]);
+    kept.hear(OTHER, &[Item::CopyPart { session: 2, bytes: first }, Item::Lane(lane()), placed]);
+    kept.hear(OTHER, &[Item::Head { session: 2, bytes: rest }, Item::Round { round: 2 }]);
+    assert_eq!(kept.turn(), [Said::Answer { known: 6, held: 6 }]);
+    assert_eq!(kept.rig.router.metrics().sessions_shadowed.value(), 2);
 }

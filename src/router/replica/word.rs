@@ -168,6 +168,30 @@ pub(super) enum Item<'a> {
 }
 
 impl<'a> Item<'a> {
+    /// The session of which this says something that its replica is to know.
+    pub(super) fn session(&self) -> Option<u64> {
+        match self {
+            Self::Copy { session, .. }
+            | Self::Guarded { session }
+            | Self::Placed { session, .. }
+            | Self::PlacedWhole { session, .. }
+            | Self::Staged { session, .. }
+            | Self::Removed { session, .. }
+            | Self::Received { session, .. }
+            | Self::Completed { session, .. }
+            | Self::Session { session, .. } => Some(*session),
+            Self::Begin
+            | Self::Head { .. }
+            | Self::Round { .. }
+            | Self::Copied { .. }
+            | Self::Lane(_)
+            | Self::Ended { .. }
+            | Self::Dealt { .. }
+            | Self::Part { .. }
+            | Self::CopyPart { .. } => None,
+        }
+    }
+
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let mut numbers = |kind: u8, numbers: &[u64]| {
             out.push(kind);
