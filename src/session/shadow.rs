@@ -487,3 +487,140 @@ impl Subscriber {
         Some(number)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
+    use crate::session::StoredMessage;
+
+    const LIMITS: OutboundLimits = OutboundLimits {
+        inflight_max: 20,
+        inflight_bytes_max: 1_000,
+        queued_messages_max: 10,
+        queued_bytes_max: 1_000,
+        drop_oldest: false,
+        queue_qos0: false,
+    };
+    const QOS_2: QoS = QoS::ExactlyOnce;
+
+    fn id(sequence: u64) -> MessageId {
+        MessageId { origin_lane: OriginLane { origin: BrokerId(1), log: LogId(1), lane: LaneId(2) }, sequence }
+    }
+
+    fn entry(payload: &'static [u8]) -> Entry {
+        let (topic, payload, properties) = ("t".into(), Bytes::from_static(payload), Bytes::new());
+        let message = Arc::new(StoredMessage { topic, payload, properties, qos: QOS_2, retain: false, expires_at: None });
+        Entry { message, qos: QOS_2, retain: false, subscription_ids: None, stage: Stage::Queued }
+    }
+
+    /// Of an empty session.
+    fn shadow() -> Shadow {
+        let mut shadow = Shadow::new(LIMITS, Arc::default());
+        shadow.copy(Copy::default());
+        shadow
+    }
+
+    /// What is in it, by the payloads.
+    fn content(shadow: Shadow) -> Vec<(Vec<u8>, Stage)> {
+        let entries = shadow.into_content(false, 20).entries;
+        entries.into_iter().map(|entry| (entry.message.payload.to_vec(), entry.stage)).collect()
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        Placed,
+        Sent,
+        Arrived,
+    }
+
+    #[test]
+    fn in_whatever_order_a_message_is_placed_and_sent_and_arrives_the_client_is_not_sent_it_before_it_is_here() {
+        use Event::{Arrived, Placed, Sent};
+        for order in [
+            [Placed, Sent, Arrived],
+            [Placed, Arrived, Sent],
+            [Sent, Placed, Arrived],
+            [Sent, Arrived, Placed],
+            [Arrived, Placed, Sent],
+            [Arrived, Sent, Placed],
+        ] {
+            let mut shadow = shadow();
+            shadow.guard();
+            let (mut is_told, mut is_here) = (0, false);
+            for event in order {
+                match event {
+                    Placed => shadow.place(1, Some(id(5)), QOS_2, Stage::Queued, None),
+                    Sent => shadow.stage(1, Stage::Published(3)),
+                    Arrived => shadow.put(1, id(5), entry(b"x")),
+                }
+                is_told += u8::from(!matches!(event, Arrived));
+                is_here |= matches!(event, Arrived);
+                // Of what was not placed nothing can be said.
+                assert_eq!(shadow.has(1), is_told < 2 || is_here, "{order:?}, {event:?}");
+            }
+            assert!(shadow.is_whole() && shadow.bytes > 0 && !shadow.has_unlisted(), "{order:?}");
+            assert_eq!(content(shadow), [(b"x".to_vec(), Stage::Published(3))], "{order:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_removed_before_it_was_placed_or_arrived_is_not_in_it() {
+        for is_placed_first in [true, false] {
+            let mut shadow = shadow();
+            shadow.guard();
+            let place = |shadow: &mut Shadow| shadow.place(1, Some(id(5)), QOS_2, Stage::Published(0), None);
+            if is_placed_first {
+                place(&mut shadow);
+                shadow.remove(1);
+            } else {
+                shadow.remove(1);
+                place(&mut shadow);
+            }
+            shadow.put(1, id(5), entry(b"x"));
+            assert!(!shadow.has_unlisted() && shadow.is_whole() && shadow.bytes == 0);
+            assert_eq!(content(shadow), []);
+        }
+    }
+
+    #[test]
+    fn it_is_not_whole_before_what_was_sent_when_it_was_not_guarded_has_arrived() {
+        for is_released in [true, false] {
+            let mut shadow = shadow();
+            shadow.place(1, Some(id(5)), QOS_2, Stage::Published(0), None);
+            if is_released {
+                shadow.stage(1, Stage::Released(0));
+            }
+            shadow.guard();
+            assert!(!shadow.is_whole());
+            shadow.put(1, id(5), entry(b"x"));
+            assert!(shadow.is_whole());
+            let stages: Vec<_> = content(shadow).into_iter().map(|(_, stage)| stage).collect();
+            assert_eq!(stages, [if is_released { Stage::Released(0) } else { Stage::Published(0) }]);
+        }
+    }
+
+    #[test]
+    fn an_identifier_that_is_completed_first_is_not_open() {
+        let mut shadow = shadow();
+        let [first, second] = [7, 8].map(|id| PacketId::new(id).unwrap());
+        shadow.complete(first);
+        shadow.receive(first);
+        shadow.receive(second);
+        assert_eq!(shadow.into_content(false, 20).received, [second]);
+    }
+
+    #[test]
+    fn what_holds_more_than_it_may_holds_nothing_and_nobody_waits_for_it() {
+        let mut shadow = shadow();
+        shadow.guard();
+        shadow.place(1, Some(id(1)), QOS_2, Stage::Published(0), None);
+        assert!(!shadow.has(1));
+        for order in 2..2_000 {
+            shadow.place(order, Some(id(order)), QOS_2, Stage::Queued, None);
+        }
+        assert!(shadow.is_broken() && !shadow.is_whole() && shadow.has(1) && shadow.take_waker().is_none());
+    }
+}

@@ -331,3 +331,79 @@ fn read_packet_id(reader: &mut Reader<'_>) -> Result<PacketId, FrameError> {
     let id = u16::try_from(value).ok().and_then(PacketId::new);
     id.ok_or(FrameError::Value { field: "packet identifier", value })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_what_is_heard() {
+        let (session, order, bytes) = (300, 1 << 40, b"some bytes".as_slice());
+        let id = PacketId::MAX;
+        let lane = OriginLane { origin: BrokerId(u64::MAX), log: LogId(1), lane: LaneId(5) };
+        let head = |expiry| Item::Session { session, claim: u64::MAX, expiry, is_connected: true };
+        let items = [
+            Item::Begin,
+            Item::CopyPart { session, bytes },
+            Item::Head { session, bytes },
+            Item::Round { round: 7 },
+            Item::Copy { session, bytes: b"" },
+            Item::Part { bytes },
+            Item::Copied { round: 7, covers: bytes },
+            Item::Guarded { session },
+            Item::Lane(lane),
+            Item::Placed { session, order, sequence: u64::MAX, qos: QoS::ExactlyOnce, stage: Stage::Published(9) },
+            Item::PlacedWhole { session, order, bytes },
+            Item::Staged { session, order, stage: Stage::Released(9) },
+            Item::Removed { session, order },
+            Item::Received { session, id },
+            Item::Completed { session, id },
+            head(SessionExpiry::Never),
+            head(SessionExpiry::WithConnection),
+            head(SessionExpiry::After(Duration::from_secs(60))),
+            Item::Ended { session },
+            Item::Dealt { first: 0, last: 9 },
+        ];
+        let mut said = Vec::new();
+        items.iter().for_each(|item| item.encode(&mut said));
+        let mut reader = Reader::new(&said);
+        for item in &items {
+            assert_eq!(Item::read(&mut reader).unwrap(), *item);
+        }
+        assert!(reader.is_empty());
+        let letters = [
+            Letter::Items { number: 9, items: &said },
+            Letter::Over,
+            Letter::Answer { known: 9, held: 8 },
+            Letter::Cut { round: 1, part: 0, parts: 2, covers: Covers::new() },
+            Letter::Whole { round: 1 },
+            Letter::Lost { session },
+            Letter::Unknown,
+        ];
+        for letter in letters {
+            let bytes = letter.encode(3);
+            assert_eq!(Letter::decode(&bytes).unwrap(), (3, letter));
+            assert!(is_replicas(&bytes));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_or_spoilt_is_no_item_and_harms_nobody() {
+        let mut said = Vec::new();
+        Item::Placed { session: 300, order: 1 << 40, sequence: 1 << 50, qos: QoS::AtLeastOnce, stage: Stage::Published(900) }
+            .encode(&mut said);
+        for length in 0..said.len() {
+            assert!(Item::read(&mut Reader::new(&said[..length])).is_err(), "{length}");
+        }
+        for place in 0..said.len() {
+            for value in 0..=u8::MAX {
+                let mut spoilt = said.clone();
+                spoilt[place] = value;
+                let _ = Item::read(&mut Reader::new(&spoilt));
+                let _ = Letter::decode(&spoilt);
+            }
+        }
+    }
+}
