@@ -197,9 +197,30 @@ pub struct Journal {
     /// Number of the last change.
     last: AtomicU64,
     state: ReadMostly,
-    waiting: Mutex<BTreeMap<(u64, u64), Waker>>,
+    waiting: Mutex<Waiting>,
     waiters_made: AtomicU64,
     tap: Tap,
+}
+
+/// Who waits for a change, by its number and their own.
+type Wakers = BTreeMap<(u64, u64), Waker>;
+
+/// Apart by how far it is to come: a disk that writes does not wake those who wait for a replica.
+#[derive(Debug, Default)]
+struct Waiting {
+    disk: Wakers,
+    known: Wakers,
+    held: Wakers,
+}
+
+impl Waiting {
+    fn of(&mut self, reach: Reach) -> &mut Wakers {
+        match reach {
+            Reach::Disk => &mut self.disk,
+            Reach::Known => &mut self.known,
+            Reach::Held => &mut self.held,
+        }
+    }
 }
 
 /// Read by every batch, also of clients of which nothing is written down: on a cache line apart from what every change writes.
@@ -389,7 +410,7 @@ impl Journal {
     /// There is no replica any more: nobody waits for it.
     pub fn close_tap(&self) {
         self.tap.set_open(false, || {});
-        self.wake_up_to(self.committed());
+        self.wake();
     }
 
     /// What has become safe and is to be told.
@@ -405,7 +426,7 @@ impl Journal {
     /// Replicas know of all that was heard up to change `known`, and have the messages of which that speaks up to `held`.
     pub fn confirm(&self, known: u64, held: u64) {
         self.tap.confirm(held, || self.raise(known, held));
-        self.wake_up_to(self.reached(Reach::Known));
+        self.wake();
     }
 
     /// Never back: what nobody need be told of may have come further already.
@@ -414,12 +435,26 @@ impl Journal {
         self.state.held.fetch_max(held, Ordering::AcqRel);
     }
 
-    fn wake_up_to(&self, number: u64) {
+    /// Whether anybody waits for the replica, for change `number` or an earlier one.
+    #[must_use]
+    pub fn awaits_replica(&self, number: u64) -> bool {
         let mut waiting = self.waiting.lock();
-        let rest = waiting.split_off(&(number.saturating_add(1), 0));
-        let ready = std::mem::replace(&mut *waiting, rest);
+        [Reach::Known, Reach::Held].into_iter().any(|reach| {
+            let first = waiting.of(reach).first_key_value();
+            first.is_some_and(|((first, _), _)| *first <= number)
+        })
+    }
+
+    /// All for whom what they wait for has come.
+    fn wake(&self) {
+        let (mut waiting, mut ready) = (self.waiting.lock(), Vec::new());
+        for reach in [Reach::Disk, Reach::Known, Reach::Held] {
+            let wakers = waiting.of(reach);
+            let rest = wakers.split_off(&(self.reached(reach).saturating_add(1), 0));
+            ready.extend(std::mem::replace(wakers, rest).into_values());
+        }
         drop(waiting);
-        ready.into_values().for_each(Waker::wake);
+        ready.into_iter().for_each(Waker::wake);
     }
 
     /// Nothing can be written at present: the disk is full, or worse.
@@ -481,14 +516,14 @@ impl Journal {
         if self.tap.is_open() {
             self.tap.commit(number, || self.raise(number, number));
         }
-        self.wake_up_to(number);
+        self.wake();
     }
 
     /// For the store: nothing can be written. All who wait are woken, for some of them need not wait any longer.
     pub fn fail(&self) {
         if !self.state.failing.swap(true, Ordering::AcqRel) {
-            let all = std::mem::take(&mut *self.waiting.lock());
-            all.into_values().for_each(Waker::wake);
+            let Waiting { disk, known, held } = std::mem::take(&mut *self.waiting.lock());
+            disk.into_values().chain(known.into_values()).chain(held.into_values()).for_each(Waker::wake);
         }
     }
 
@@ -562,7 +597,7 @@ fn size(changes: &[Change]) -> usize {
 pub struct Waiter {
     journal: Arc<Journal>,
     number: u64,
-    entered: Option<u64>,
+    entered: Option<Awaited>,
 }
 
 impl Waiter {
@@ -573,15 +608,14 @@ impl Waiter {
 
     /// Likewise of what is to come as far as that says.
     pub fn poll_for(&mut self, awaited: Awaited, context: &mut Context<'_>) -> Poll<()> {
-        let number = awaited.number;
         if self.journal.has(awaited) {
             return Poll::Ready(());
         }
         let mut waiting = self.journal.waiting.lock();
-        if let Some(before) = self.entered.replace(number).filter(|before| *before != number) {
-            waiting.remove(&(before, self.number));
+        if let Some(before) = self.entered.replace(awaited).filter(|before| *before != awaited) {
+            waiting.of(before.reach).remove(&(before.number, self.number));
         }
-        waiting.insert((number, self.number), context.waker().clone());
+        waiting.of(awaited.reach).insert((awaited.number, self.number), context.waker().clone());
         drop(waiting);
         // The commit may have come between: it looks at those who wait after it has raised the number.
         if self.journal.has(awaited) { Poll::Ready(()) } else { Poll::Pending }
@@ -590,8 +624,8 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        if let Some(number) = self.entered {
-            self.journal.waiting.lock().remove(&(number, self.number));
+        if let Some(Awaited { number, reach }) = self.entered {
+            self.journal.waiting.lock().of(reach).remove(&(number, self.number));
         }
     }
 }
@@ -822,6 +856,25 @@ mod tests {
         assert_eq!(woken(), 2, "told once");
         journal.commit(3);
         assert!(!journal.is_failing() && woken() == 3);
+    }
+
+    #[test]
+    fn who_waits_for_the_replica_is_woken_by_what_that_says() {
+        let (journal, count) = (Journal::new(), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let woken = || count.0.load(Ordering::Relaxed);
+        journal.open_tap();
+        journal.push(Change::Copied(SubscriberId(1), 1));
+        let (mut known, mut held) = (journal.waiter(), journal.waiter());
+        assert!(known.poll_for(Awaited { number: 1, reach: Reach::Known }, &mut context).is_pending());
+        assert!(held.poll_for(Awaited { number: 1, reach: Reach::Held }, &mut context).is_pending());
+        journal.commit(journal.take(&mut Vec::new(), Duration::ZERO).unwrap());
+        assert!(woken() == 0 && journal.awaits_replica(1) && !journal.awaits_replica(0), "the disk is not the replica");
+        journal.confirm(journal.heard().number.unwrap(), 0);
+        assert!(woken() == 1 && journal.awaits_replica(1));
+        journal.close_tap();
+        assert!(woken() == 2 && !journal.awaits_replica(1));
     }
 
     fn retained(topic: &str, payload: &bytes::Bytes) -> Change {

@@ -107,7 +107,12 @@ enum Piece {
     Round(u64),
     Copy(SubscriberId, Copied),
     /// Of a head, or of a copy, what is left to be put.
-    Rest { session: SubscriberId, of_copy: Option<Standing>, bytes: Vec<u8>, at: usize },
+    Rest {
+        session: SubscriberId,
+        of_copy: Option<Standing>,
+        bytes: Vec<u8>,
+        at: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,7 +225,7 @@ impl Owner {
         match () {
             () if is_lost => self.give_up(turn, "it cannot be reached"),
             () if peer.is_silent(turn.now) => self.give_up(turn, "it does not answer"),
-            () if peer.is_late(turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
+            () if peer.is_late(&journal, turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
             () if peer.rounds_failed >= ROUNDS_FAILED_MAX => self.give_up(turn, "it does not come as far"),
             () if peer.out.is_full(0) => self.give_up(turn, "it does not keep up"),
             () => {}
@@ -381,11 +386,11 @@ impl Peer {
         now.saturating_duration_since(self.progress_at) >= patience
     }
 
-    /// Something has waited for so long, whatever else is confirmed meanwhile.
-    fn is_late(&self, now: Instant) -> bool {
-        // What is confirmed already stands there for other letters' sake: nobody waits for it.
-        let oldest = self.marks.iter().find(|mark| mark.number > self.confirmed);
-        oldest.is_some_and(|mark| now.saturating_duration_since(mark.since) >= SILENCE_MAX)
+    /// Somebody waits for something that was told so long ago, whatever else is confirmed meanwhile.
+    fn is_late(&self, journal: &Journal, now: Instant) -> bool {
+        let late = self.marks.partition_point(|mark| now.saturating_duration_since(mark.since) >= SILENCE_MAX);
+        let newest = late.checked_sub(1).and_then(|last| self.marks.get(last));
+        newest.is_some_and(|mark| journal.awaits_replica(mark.number))
     }
 
     /// All is told up to that change of the journal.

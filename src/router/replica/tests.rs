@@ -1,6 +1,7 @@
 //! One broker, with its letters: what it says to another that is only heard, and what it makes of what that one says.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -20,7 +21,8 @@ use crate::replication::{Covers, MeshMessage, Picks, Replication, ReplicationCon
 use crate::router::handover::{Turn, put_covers};
 use crate::router::{Batch, ConnectRequest, Connection, Farewell, LinkDelivery, Router, RouterLimits, Subscribe};
 use crate::session::{
-    Awaited, Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId, SubscriptionOptions,
+    Awaited, Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId,
+    SubscriptionOptions,
 };
 use crate::shared::register::{Follow as _, Registers};
 use crate::shared::{Carry, Post, StampClock};
@@ -133,8 +135,7 @@ impl Rig {
 
     fn arrive_with(&self, topic: &str, sequence: u64, qos: QoS, payload: &[u8]) {
         let (picks, properties) = (Picks::NONE, b"".as_slice());
-        let message =
-            MeshMessage { topic, payload, qos, retain: false, expiry_seconds: None, properties, stamp: None, picks };
+        let message = MeshMessage { topic, payload, qos, retain: false, expiry_seconds: None, properties, stamp: None, picks };
         let mut delivery = LinkDelivery::new(Arc::clone(&self.router));
         delivery.deliver(&message, id(sequence), self.now);
         delivery.flush(self.now);
@@ -409,9 +410,7 @@ fn a_replica_whose_message_does_not_arrive_is_over_after_a_second() {
     let mut kept = Kept::new();
     kept.guard(OTHER, 1, &head("late", 1, HOUR));
     kept.guard(OTHER, 2, &head("other", 1, HOUR));
-    let placed = |session, sequence, qos| {
-        Item::Placed { session, order: 1, sequence, qos, stage: Stage::Published(0) }
-    };
+    let placed = |session, sequence, qos| Item::Placed { session, order: 1, sequence, qos, stage: Stage::Published(0) };
     kept.hear(OTHER, &[Item::Lane(lane()), placed(1, 5, QoS::ExactlyOnce)]);
     kept.hear(OTHER, &[Item::Lane(lane()), placed(2, 6, QoS::AtLeastOnce)]);
     assert_eq!(kept.turn(), [Said::Answer { known: 6, held: 4 }]);
@@ -431,6 +430,8 @@ fn nobody_waits_longer_than_two_seconds_for_one_word_while_others_go_on() {
     let before = owned.last;
     assert_ne!(owned.turn(Duration::from_millis(5)), []);
     let awaited = Owned::awaited(&connection);
+    let mut waiter = owned.rig.journal.waiter();
+    assert!(waiter.poll_for(awaited, &mut Context::from_waker(Waker::noop())).is_pending());
     for sequence in 0..19 {
         owned.rig.arrive("t", 2 + sequence, QoS::AtLeastOnce);
         owned.turn(Duration::from_millis(100));
