@@ -126,7 +126,7 @@ impl OwnLog {
 }
 
 /// The blocks of the own log that a port's cursor has passed and that its far side must not see yet, in their order. The blocks of others overtake them: whoever
-/// is in between does not wait for our disk. Bounded by what the journal lets wait.
+/// is in between does not wait for our disk. Bounded by what the journal lets wait, and by the time for which a replica is waited for.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
     blocks: VecDeque<Arc<Block>>,

@@ -14,8 +14,12 @@
 //! 4. A client that comes to a broker which cannot reach the one that claims the session is given what the replica has: its broker, named in the register of the claimant, makes a
 //!    session of it, if it cannot reach the claimant either. That session has a claim of its own, and moves on to the client. The other's ends when it comes back.
 //!
-//! What fails, falls silent for two seconds or does not keep up is given up as a whole: nobody waits for it any more, and another stream with copies of everything begins, rather
-//! at another broker. Subscriptions that change make a new copy of their session.
+//! Copies and heads of sessions go by a budget of their own, in parts: what is told of other sessions goes between these, what is told of one that is being copied behind its copy, and
+//! that something is dealt with when all is copied.
+//!
+//! A replica that lacks a message for which a client waits is over after a second, by itself; so is a round that comes no further, and a session that does not fit. What fails, falls silent for
+//! two seconds, lets anybody wait for one word for so long, whatever else it confirms meanwhile, or does not keep up is given up as a whole: nobody waits for it any more, and another stream
+//! with copies of everything begins, rather at another broker. Subscriptions that change make a new copy of their session.
 //!
 //! `Deviation:` what a client has published at QoS 2, and its broker had on its disk when it died but had not told the replica, is new when the client repeats it elsewhere; when the
 //! broker is back, its log brings the first copy as well.
