@@ -29,7 +29,7 @@
 //!
 //! | file | duty |
 //! |---|---|
-//! | `owner` | the side of the broker that has the sessions |
+//! | `owner` | the side of the broker that has the sessions; `owner::rounds` copies them |
 //! | `keeper` | that of the one that has their replicas |
 //! | `outgoing` | numbered letters on their way |
 //! | `word` | what they say, as bytes |

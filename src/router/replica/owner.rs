@@ -1,27 +1,27 @@
 //! The side of the broker that has the sessions. See the [module's page](super).
 
+mod rounds;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::outgoing::{Items, Outgoing, PART_BYTES, SMALL_BYTES};
+use self::rounds::{Piece, Round};
+use super::outgoing::{Items, Outgoing};
 use super::word::{Item, Letter};
-use super::{REPEAT, SILENCE_MAX, encode_copy, encode_entry, encode_head};
+use super::{REPEAT, SILENCE_MAX, encode_entry};
 use crate::ids::{BrokerId, MessageId, OriginLane};
-use crate::limits::{
-    HANDOVER_BYTES_MAX, REPLICA_CUT_PARTS_MAX, REPLICA_LETTER_BYTES, REPLICA_ROUND_BYTES_MAX, REPLICA_ROUND_HEADS_BYTES_MAX,
-    REPLICA_ROUND_MESSAGES_MAX, REPLICA_ROUND_SESSIONS_MAX,
-};
+use crate::limits::REPLICA_CUT_PARTS_MAX;
 use crate::pressure::Level;
-use crate::replication::{Covers, Replication};
-use crate::router::Router;
-use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn, put_covers};
-use crate::session::{Change, Copy, Entry, Head, Journal, Order, SessionExpiry, State, Subscriber, SubscriberId};
+use crate::replication::Covers;
+use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn};
+use crate::session::{Change, Entry, Head, Journal, Order, Subscriber, SubscriberId};
 
 /// A session whose subscriptions have changed is replicated anew when they are left alone for so long.
 const SETTLED: Duration = Duration::from_millis(50);
-/// One that cannot be replicated at present is looked at again after this time.
+/// One that cannot be replicated at present is looked at again after this time; if it has failed, twice as long after each time that follows soon.
 const LATER: Duration = Duration::from_secs(5);
+const LATER_MOST: Duration = Duration::from_secs(300);
 /// The other broker is asked whether it is there.
 const PING: Duration = Duration::from_secs(1);
 /// Who does not answer, while there is nothing that anybody waits for, is given up after this time.
@@ -96,23 +96,10 @@ struct Followed {
     stage: Stage,
     /// It is to be left alone until then.
     not_before: Instant,
+    /// How often it has failed, and until when it was left alone for the last time.
+    failed: (u32, Instant),
     /// Its copy is not put yet: what is told of it waits for that.
     behind: Option<Box<Items>>,
-}
-
-/// Part of a round that may be large.
-#[derive(Debug)]
-enum Piece {
-    Head(SubscriberId, Vec<u8>),
-    Round(u64),
-    Copy(SubscriberId, Copied),
-    /// Of a head, or of a copy, what is left to be put.
-    Rest {
-        session: SubscriberId,
-        of_copy: Option<Standing>,
-        bytes: Vec<u8>,
-        at: usize,
-    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,63 +112,6 @@ enum Stage {
     Copied(u64),
     /// It has said that it has all that, and the client sees nothing that it does not know.
     Guarded,
-}
-
-/// Sessions that are copied together.
-#[derive(Debug)]
-struct Round {
-    number: u64,
-    /// When it came further.
-    progress_at: Instant,
-    /// From where on the other broker takes in itself what is published, as far as it has said.
-    cut: Vec<Option<Covers>>,
-    /// What was in each, until the journal has come as far.
-    copies: HashMap<SubscriberId, Copied, ahash::RandomState>,
-    /// What this broker had delivered by then.
-    covers: Option<Covers>,
-    /// All of it is put.
-    is_put: bool,
-}
-
-/// A session, in one moment.
-#[derive(Debug)]
-struct Copied {
-    copy: Copy,
-    standing: Standing,
-}
-
-/// What may have changed of a session's head since that was told, when the round began.
-#[derive(Clone, Copy, Debug)]
-struct Standing {
-    claim: u64,
-    expiry: SessionExpiry,
-    is_connected: bool,
-}
-
-impl Copied {
-    fn of(state: &State) -> Self {
-        let standing = Standing { claim: state.claimed, expiry: state.expiry, is_connected: state.connected.is_some() };
-        Self { copy: Copy::of(state), standing }
-    }
-}
-
-impl Piece {
-    fn session(&self) -> Option<SubscriberId> {
-        match self {
-            Self::Head(session, _) | Self::Copy(session, _) | Self::Rest { session, .. } => Some(*session),
-            Self::Round(_) => None,
-        }
-    }
-
-    /// Waits for its turn, bytes, or less.
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Head(_, bytes) => bytes.len(),
-            Self::Rest { bytes, at, .. } => bytes.len() - at,
-            // Its messages are shared with the session.
-            Self::Round(_) | Self::Copy(..) => 0,
-        }
-    }
 }
 
 impl Owner {
@@ -217,9 +147,10 @@ impl Owner {
         peer.confirm(&journal);
         let is_lost = turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX);
         let waiting_bytes = peer.waiting_bytes();
-        if peer.round.as_ref().is_some_and(|round| turn.since(round.progress_at) >= ROUND_MAX)
-            || (waiting_bytes > 0 && peer.out.is_full(waiting_bytes))
-        {
+        if peer.round.as_ref().is_some_and(|round| turn.since(round.progress_at) >= ROUND_MAX) {
+            peer.rounds_failed += 1;
+            peer.fail_round(turn);
+        } else if waiting_bytes > 0 && peer.out.is_full(waiting_bytes) {
             peer.fail_round(turn);
         }
         match () {
@@ -356,7 +287,7 @@ impl Owner {
     /// The other broker has lost one.
     pub(super) fn lost(&mut self, turn: &Turn<'_>, line: (BrokerId, u64), session: u64) {
         if let Some(peer) = self.peer(line) {
-            peer.restart(turn, SubscriberId(session), LATER);
+            peer.put_aside(turn, SubscriberId(session));
         }
     }
 
@@ -370,7 +301,7 @@ impl Owner {
 
 impl Followed {
     fn new(subscriber: Arc<Subscriber>, not_before: Instant) -> Self {
-        Self { subscriber, stage: Stage::Waiting, not_before, behind: None }
+        Self { subscriber, stage: Stage::Waiting, not_before, failed: (0, not_before), behind: None }
     }
 }
 
@@ -449,6 +380,17 @@ impl Peer {
         self.leave_out(session);
     }
 
+    /// Likewise; it has failed, or cannot be kept up.
+    fn put_aside(&mut self, turn: &Turn<'_>, session: SubscriberId) {
+        // Others are that word once more.
+        let Some(followed) = self.sessions.get_mut(&session).filter(|it| it.stage != Stage::Waiting) else { return };
+        let (times, until) = followed.failed;
+        let times = if turn.since(until) >= PROVEN { 1 } else { times.saturating_add(1) };
+        let after = LATER.saturating_mul(1 << times.min(10).saturating_sub(1)).min(LATER_MOST);
+        followed.failed = (times, turn.now + after);
+        self.restart(turn, session, after);
+    }
+
     /// It is no part of the round any more, nor is anything told of it.
     fn leave_out(&mut self, session: SubscriberId) {
         if let Some(round) = &mut self.round {
@@ -456,27 +398,6 @@ impl Peer {
         }
         self.copies.retain(|piece| piece.session() != Some(session));
         self.out.words().put(&Item::Ended { session: session.0 });
-    }
-
-    /// The round comes no further: its sessions are copied later. What others wait for goes on.
-    fn fail_round(&mut self, turn: &Turn<'_>) {
-        let Some(round) = self.round.take() else { return };
-        self.rounds_failed += 1;
-        let is_in_it = |stage: Stage| stage == Stage::Begun || stage == Stage::Copied(round.number);
-        let failed: Vec<SubscriberId> =
-            self.sessions.iter().filter(|(_, followed)| is_in_it(followed.stage)).map(|(id, _)| *id).collect();
-        failed.into_iter().for_each(|id| self.restart(turn, id, LATER));
-        self.copies.clear();
-        self.out.words().put_all(&mut self.dealt);
-    }
-
-    /// What is not put yet, bytes.
-    fn waiting_bytes(&self) -> usize {
-        let behind = |piece: &Piece| {
-            let followed = piece.session().and_then(|session| self.sessions.get(&session));
-            followed.and_then(|followed| followed.behind.as_ref()).map_or(0, |behind| behind.bytes())
-        };
-        self.dealt.bytes() + self.copies.iter().map(|piece| piece.bytes() + behind(piece)).sum::<usize>()
     }
 
     /// Where what is told of a session goes; none where nothing is.
@@ -558,154 +479,5 @@ impl Peer {
                 items.put_long(&bytes, |bytes| Item::PlacedWhole { session: id.0, order, bytes });
             }
         }
-    }
-
-    /// The journal has come to where the session was copied.
-    fn copy(&mut self, id: SubscriberId, number: u64) {
-        let Some(round) = self.round.as_mut().filter(|round| round.number == number) else { return };
-        let (Some(copied), Some(followed)) = (round.copies.remove(&id), self.sessions.get_mut(&id)) else { return };
-        (followed.stage, followed.behind) = (Stage::Copied(number), Some(Box::default()));
-        self.copies.push_back(Piece::Copy(id, copied));
-    }
-
-    /// Puts what there is room for of the round's heads and copies, and when that was all of it, says so.
-    fn put_copies(&mut self, turn: &Turn<'_>) {
-        let (mut letter, mut is_further) = (Vec::new(), false);
-        while self.out.may_copy()
-            && let Some(piece) = self.copies.pop_front()
-        {
-            is_further = true;
-            let (session, of_copy, bytes, at) = match piece {
-                Piece::Round(round) => {
-                    Item::Round { round }.encode(&mut letter);
-                    continue;
-                }
-                Piece::Head(session, bytes) => (session, None, bytes, 0),
-                Piece::Copy(session, Copied { copy, standing }) => {
-                    let bytes = encode_copy(&copy, turn.now);
-                    if bytes.len() > HANDOVER_BYTES_MAX {
-                        self.restart(turn, session, LATER);
-                        continue;
-                    }
-                    (session, Some(standing), bytes, 0)
-                }
-                Piece::Rest { session, of_copy, bytes, at } => (session, of_copy, bytes, at),
-            };
-            let rest = bytes.get(at..).unwrap_or_default();
-            if letter.len() + rest.len().min(PART_BYTES) + SMALL_BYTES > REPLICA_LETTER_BYTES {
-                self.out.put_copy(std::mem::take(&mut letter));
-            }
-            let id = session.0;
-            if let Some((part, _)) = rest.split_at_checked(PART_BYTES) {
-                Item::CopyPart { session: id, bytes: part }.encode(&mut letter);
-                self.copies.push_front(Piece::Rest { session, of_copy, bytes, at: at + PART_BYTES });
-                self.out.put_copy(std::mem::take(&mut letter));
-                continue;
-            }
-            let Some(Standing { claim, expiry, is_connected }) = of_copy else {
-                Item::Head { session: id, bytes: rest }.encode(&mut letter);
-                continue;
-            };
-            Item::Copy { session: id, bytes: rest }.encode(&mut letter);
-            Item::Session { session: id, claim, expiry, is_connected }.encode(&mut letter);
-            // From here on what is told of it is told at once.
-            if let Some(mut behind) = self.sessions.get_mut(&session).and_then(|followed| followed.behind.take()) {
-                self.out.put_copy(std::mem::take(&mut letter));
-                self.out.put_behind(&mut behind);
-            }
-        }
-        self.out.put_copy(letter);
-        let Some(round) = self.round.as_mut() else { return };
-        if is_further {
-            round.progress_at = turn.now;
-        }
-        if !self.copies.is_empty() {
-            return;
-        }
-        self.out.words().put_all(&mut self.dealt);
-        if let Some(covers) = round.covers.as_ref().filter(|_| round.copies.is_empty() && !round.is_put) {
-            let (mut bytes, number) = (Vec::new(), round.number);
-            put_covers(&mut bytes, covers);
-            round.is_put = true;
-            self.out.words().put_long(&bytes, |covers| Item::Copied { round: number, covers });
-        }
-    }
-
-    fn drive_round(&mut self, turn: &mut Turn<'_>, journal: &Journal, rounds: &mut u64) {
-        let Some(round) = &self.round else {
-            // Of many sessions.
-            if turn.since(self.looked_at) >= SETTLED {
-                self.looked_at = turn.now;
-                self.begin_round(turn, rounds);
-                let without = self.sessions.values().filter(|followed| followed.stage != Stage::Guarded).count();
-                turn.router.metrics.sessions_unreplicated.set(without as i64);
-            }
-            return;
-        };
-        let number = round.number;
-        let has_cut = !round.cut.is_empty() && round.cut.iter().all(Option::is_some);
-        if round.covers.is_some() || !has_cut || !round.cut.iter().flatten().all(|covers| turn.mesh.has_delivered(covers)) {
-            return;
-        }
-        let begun = self.sessions.values().filter(|followed| followed.stage == Stage::Begun);
-        let begun: Vec<Arc<Subscriber>> = begun.map(|followed| Arc::clone(&followed.subscriber)).collect();
-        let look = |_: &Router, mesh: &Replication| {
-            let copy_of = |subscriber: &Arc<Subscriber>| {
-                let state = subscriber.lock();
-                // Under the session's lock: whatever is said of it later comes behind.
-                (!state.ended).then(|| {
-                    state.copied(number);
-                    (subscriber.id, Copied::of(&state))
-                })
-            };
-            (begun.iter().filter_map(copy_of).collect(), mesh.delivered())
-        };
-        let (copies, covers) = turn.quietly(look);
-        journal.kick();
-        if let Some(round) = &mut self.round {
-            (round.copies, round.covers, round.progress_at) = (copies, Some(covers), turn.now);
-        }
-    }
-
-    fn begin_round(&mut self, turn: &Turn<'_>, rounds: &mut u64) {
-        let ready = self.sessions.values_mut().filter(|it| it.stage == Stage::Waiting && it.not_before <= turn.now);
-        let (mut bytes, mut messages, mut heads_bytes, mut count) = (0, 0, 0, 0);
-        for followed in ready {
-            if count == REPLICA_ROUND_SESSIONS_MAX {
-                break;
-            }
-            let subscriber = &followed.subscriber;
-            let is_claimed = Router::is_claimed(subscriber.access().as_deref());
-            let mut state = subscriber.lock();
-            let (owed, owed_bytes) = state.outbound.owed();
-            let is_too_much = bytes + owed_bytes > REPLICA_ROUND_BYTES_MAX
-                || messages + owed > REPLICA_ROUND_MESSAGES_MAX
-                || heads_bytes + state.subscriptions_bytes > REPLICA_ROUND_HEADS_BYTES_MAX;
-            // One that is larger has a round for itself.
-            if count > 0 && is_too_much {
-                continue;
-            }
-            let is_too_large = owed_bytes + owed * ENTRY_BYTES > HANDOVER_BYTES_MAX;
-            if is_too_large || !is_claimed || !subscriber.follow(&mut state, true) {
-                followed.not_before = turn.now + LATER;
-                continue;
-            }
-            let head = encode_head(subscriber, &state);
-            heads_bytes += state.subscriptions_bytes;
-            drop(state);
-            (bytes, messages, count) = (bytes + owed_bytes, messages + owed, count + 1);
-            followed.stage = Stage::Begun;
-            self.copies.push_back(Piece::Head(subscriber.id, head));
-        }
-        if count == 0 {
-            return;
-        }
-        // From here on it is known whence the messages are.
-        turn.router.subscriptions_changed(0);
-        *rounds += 1;
-        let (number, progress_at) = (*rounds, turn.now);
-        self.copies.push_back(Piece::Round(number));
-        let (cut, copies) = (Vec::new(), HashMap::default());
-        self.round = Some(Round { number, progress_at, cut, copies, covers: None, is_put: false });
     }
 }

@@ -517,7 +517,7 @@ fn a_round_that_comes_no_further_is_given_up_by_itself() {
     assert!(!owned.rig.journal.has(awaited), "its client waits for the replica still");
     owned.answer(owned.last);
     // The third in a row: that broker does not come as far.
-    for _ in 0..450 {
+    for _ in 0..500 {
         owned.turn(Duration::from_millis(100));
         owned.answer(owned.last);
     }
