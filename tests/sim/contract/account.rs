@@ -47,6 +47,9 @@ pub(super) struct Message {
     pub(super) is_resent: bool,
     /// Its broker has crashed before it was acknowledged.
     pub(super) is_forgotten: bool,
+    /// Likewise, and it was sent again to another broker; and the first one is back, which may have it on its disk.
+    pub(super) is_elsewhere: bool,
+    pub(super) is_back: bool,
     /// Its broker lost it: what others have of it they may have or not.
     pub(super) is_orphan: bool,
 }
@@ -207,6 +210,12 @@ impl Account {
         unanswered.for_each(|message| message.is_forgotten = true);
     }
 
+    /// A broker is back.
+    pub(super) fn returns(&mut self, broker: usize) {
+        let elsewhere = self.messages.iter_mut().filter(|message| message.broker == broker && message.is_elsewhere);
+        elsewhere.for_each(|message| message.is_back = true);
+    }
+
     /// The client's broker has crashed, and the session is lost with it or not.
     pub(super) fn crashes(&mut self, client: usize, is_lost: bool) {
         let present = &mut self.inbox(client).present;
@@ -262,7 +271,8 @@ impl Account {
                 // Who was picked and cannot be reached may have given it to its member all the same.
                 is_group || is_dup || is_published_twice || is_begun_anew || is_unmarked
             }
-            QoS::ExactlyOnce => is_begun_anew || (before_qos < qos && has_crashed(before, inbox)),
+            // See the `Deviation:` of replicas.
+            QoS::ExactlyOnce => is_begun_anew || message.is_back || (before_qos < qos && has_crashed(before, inbox)),
         };
         assert!(may_repeat, "client {client} gets message {number} twice, with {qos:?} and DUP {is_dup}: {message:?}");
         self.repeated += 1;

@@ -102,6 +102,20 @@ impl Client {
         }
     }
 
+    /// Its broker is dead, and it goes to another. What it has in flight has no order with what that broker has of it.
+    pub(super) fn flees(&mut self, home: usize, account: &mut Account) {
+        self.moves(home);
+        for flight in &self.in_flight {
+            let message = &mut account.messages[flight.number];
+            (message.stay, message.is_elsewhere) = (self.stay, message.is_forgotten);
+        }
+    }
+
+    /// What it is subscribed to is what its broker was told, and it knows that.
+    pub(super) fn is_settled(&self) -> bool {
+        self.asked.is_empty() && self.declined.is_empty()
+    }
+
     /// It begins a connection.
     pub(super) fn connects(&mut self, connection: u64) {
         self.connection = Some(connection);

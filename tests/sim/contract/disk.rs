@@ -136,6 +136,8 @@ impl Kept {
                     self.early.insert(order, None);
                 }
             }
+            // For replicas, not for the disk.
+            Change::Source(..) | Change::Copied(..) | Change::Guarded(..) => {}
             Change::Received(_, id) => *self.received.entry(id).or_default() += 1,
             Change::Completed(_, id) => *self.received.entry(id).or_default() -= 1,
             other => panic!("nobody here does {other:?}"),

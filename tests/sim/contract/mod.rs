@@ -24,6 +24,7 @@ const AMPLE: Plan = Plan {
     clients: 3,
     disks_of_ten: 10,
     crashes: true,
+    deaths: 0,
     loses_disks: false,
     slow_disks: false,
     coin: false,
@@ -62,8 +63,12 @@ fn run(seed: u64, plan: Plan) -> (World, Verdict, Counts) {
     // Some begin while everybody is new to the mesh, and some when all have founded.
     let begins_new = seed.is_multiple_of(3) && !plan.founded;
     world.run(if begins_new { Duration::from_secs(2) } else { NEWCOMER_TIME + Duration::from_secs(1) });
-    world.plan(Duration::from_secs(8), plan.acts, plan.faults);
-    world.run(Duration::from_secs(11));
+    if plan.deaths > 0 {
+        world.let_die();
+    } else {
+        world.plan(Duration::from_secs(8), plan.acts, plan.faults);
+        world.run(Duration::from_secs(11));
+    }
     world.heal();
     world.run(Duration::from_secs(8));
     world.all_known();
@@ -164,6 +169,9 @@ const SHARED_WANDERING: (Plan, Check) = (Plan { wanders: true, ..SHARED.0 }, is_
 /// Clients go from broker to broker, and their sessions follow them.
 const WANDERING: (Plan, Check) = (Plan { wanders: true, ..AMPLE }, is_kept);
 
+/// Sessions have replicas, and go on from these where their brokers are dead.
+const REPLICATED: (Plan, Check) = (Plan { wanders: true, deaths: 3, ..AMPLE }, is_kept);
+
 #[test]
 fn all_have_disks_and_crash() {
     runs(12, ALL_HAVE_DISKS);
@@ -192,6 +200,11 @@ fn ports_are_told_what_a_coin_says() {
 #[test]
 fn sessions_follow_their_clients() {
     runs(12, WANDERING);
+}
+
+#[test]
+fn sessions_go_on_where_their_brokers_die() {
+    runs(12, REPLICATED);
 }
 
 /// These once lost messages, and gave some twice: of two brokers with a session one knew from its disk only what the other had not.

@@ -14,7 +14,7 @@ use mqtt_st_quic::interest::EchoWait;
 use mqtt_st_quic::limits::SUBSCRIBE_ACK_PATIENCE;
 use mqtt_st_quic::replication;
 use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Farewell, Ingress, RouteCache, Routed, Router, Subscribe};
-use mqtt_st_quic::session::{Connected, Drained, Message, NextToSend, Reach, SessionExpiry, SubscriptionOptions, Ticket, Waiter};
+use mqtt_st_quic::session::{Awaited, Connected, Drained, Message, NextToSend, SessionExpiry, SubscriptionOptions, Ticket, Waiter};
 
 use super::client::{VERSION, put};
 
@@ -45,7 +45,7 @@ pub(super) struct Service {
 /// Acknowledgements that wait: for that change, and for the batches of others.
 struct Held {
     bytes: Vec<u8>,
-    number: u64,
+    awaited: Awaited,
     others: Vec<Arc<Ticket>>,
 }
 
@@ -126,6 +126,7 @@ impl Service {
                 Packet::PubAck(ack) => self.connection.subscriber.lock().puback(ack.packet_id).unwrap(),
                 Packet::PubRec(ack) => self.pubrec(batch, ack.packet_id),
                 Packet::PubRel(ack) => {
+                    router.enter(batch);
                     self.connection.subscriber.lock().pubrel(batch.writes(), ack.packet_id);
                     put(&mut self.acknowledgements, &Packet::PubComp(Ack::success(ack.packet_id)));
                 }
@@ -151,10 +152,11 @@ impl Service {
         {
             return self.acknowledge(batch, qos, id, ReasonCode::QuotaExceeded);
         }
-        if let (QoS::ExactlyOnce, Some(id)) = (qos, packet_id)
-            && !subscriber.lock().receive(batch.writes(), id, usize::MAX).unwrap()
-        {
-            return self.acknowledge(batch, qos, id, ReasonCode::Success);
+        if let (QoS::ExactlyOnce, Some(id)) = (qos, packet_id) {
+            router.enter(batch);
+            if !subscriber.lock().receive(batch.writes(), id, usize::MAX).unwrap() {
+                return self.acknowledge(batch, qos, id, ReasonCode::Success);
+            }
         }
         let message = Message { topic, payload, qos, retain: false, expires_at: None, properties: &[] };
         let routed = router.publish(batch, &mut self.routes, &message, Ingress::Session(&subscriber), now);
@@ -215,17 +217,17 @@ impl Service {
     /// The end of a read batch.
     fn answer(&mut self, router: &Router, batch: &mut Batch) {
         let others = batch.writes().take_others();
-        let number = batch.writes().take_number();
+        let awaited = batch.writes().take_awaited();
         let acknowledgements = std::mem::take(&mut self.acknowledgements);
         let answers = std::mem::take(&mut self.answers);
-        let is_safe = number == 0 || router.journal().is_none_or(|journal| journal.committed() >= number);
+        let is_safe = awaited.number == 0 || router.journal().is_none_or(|journal| journal.has(awaited));
         let lags = router.mesh().is_some_and(|mesh| mesh.lagging());
         let waits = lags || !is_safe || !others.is_empty() || !self.held.is_empty();
         let mut state = self.connection.subscriber.lock();
         let is_latest = state.epoch == self.connection.epoch;
         if !acknowledgements.is_empty() {
             if waits {
-                self.held.push_back(Held { bytes: acknowledgements, number, others });
+                self.held.push_back(Held { bytes: acknowledgements, awaited, others });
             } else if is_latest {
                 state.outbox.tail().extend_from_slice(&acknowledgements);
             }
@@ -328,11 +330,11 @@ impl Service {
         while let Some(held) = self.held.front_mut() {
             if let Some(journal) = router.journal() {
                 let store = self.store.get_or_insert_with(|| journal.waiter());
-                let mut poll = |number| store.poll(number, context);
-                let is_pending = poll(held.number).is_pending()
+                let mut poll = |awaited| store.poll_for(awaited, context);
+                let is_pending = poll(held.awaited).is_pending()
                     || loop {
                         let Some(other) = held.others.last() else { break false };
-                        match journal.awaited_at(other, Reach::Disk).map(|awaited| poll(awaited.number)) {
+                        match journal.awaited_at(other, held.awaited.reach).map(&mut poll) {
                             Some(Poll::Pending) => break true,
                             // There may be more of it meanwhile.
                             Some(Poll::Ready(())) => {}

@@ -70,6 +70,8 @@ impl World {
                 is_refused: false,
                 is_resent: false,
                 is_forgotten: false,
+                is_elsewhere: false,
+                is_back: false,
                 is_orphan: false,
             };
             client.publish(message, &mut self.account, out);
@@ -100,6 +102,11 @@ impl World {
             return;
         }
         let Some(broker) = self.brokers[home].as_ref() else {
+            if self.plan.deaths > 0 && self.rng.random_bool(0.7) {
+                let home = self.rng.random_range(0..self.brokers.len());
+                self.clients[number].flees(home, &mut self.account);
+                self.account.moves(number);
+            }
             return self.within(300_000, Event::Connect { client: number });
         };
         self.connections += 1;
@@ -263,7 +270,7 @@ impl World {
         let now = self.now;
         let all_is_well = now >= self.fault_at + CALM || self.fault_at == self.begin;
         // Where the old broker cannot be reached a session is begun anew.
-        let is_torn = self.plan.wanders && !all_is_well;
+        let is_torn = self.plan.wanders && !all_is_well && self.plan.deaths == 0;
         let may_forget = self.bereft.contains(&number) || self.clients[number].is_passing || is_torn;
         let was_up = self.clients[number].is_up();
         say_heard(self, number, bytes);

@@ -58,6 +58,10 @@ impl World {
         let carry: Arc<dyn Carry> = Arc::clone(&carrier) as _;
         post.open(Arc::downgrade(&carry));
         router.join_post(Arc::clone(&post));
+        if self.plan.deaths > 0 {
+            router.replicate_sessions();
+        }
+        self.account.returns(number);
         let hello = Duration::from_millis(100);
         self.brokers[number] = Some(Broker {
             life,
@@ -104,8 +108,40 @@ impl World {
         restored.log
     }
 
+    /// Brokers die one after the other, each when all of its sessions have replicas, and are back after a while.
+    pub(super) fn let_die(&mut self) {
+        for _ in 0..self.plan.deaths {
+            self.plan(Duration::from_secs(5), self.plan.acts / self.plan.deaths, 0);
+            let number = self.rng.random_range(0..self.brokers.len());
+            self.plan_messages(Duration::from_secs(9), self.plan.acts / self.plan.deaths);
+            let wait = Duration::from_millis(self.rng.random_range(0..4_000));
+            self.run(wait);
+            let (until, mut is_replicated) = (self.now + Duration::from_secs(40), 0);
+            while is_replicated < 30 {
+                self.run(Duration::from_millis(10));
+                is_replicated = if self.is_replicated(number) { is_replicated + 1 } else { 0 };
+                assert!(self.now < until, "the sessions of broker {number} have no replicas");
+            }
+            let away = Duration::from_millis(self.rng.random_range(100..12_000));
+            self.fall(number, Some(away));
+            self.plan(away + Duration::from_secs(2), self.plan.acts / self.plan.deaths, 0);
+            self.run(away + Duration::from_secs(4));
+        }
+    }
+
+    fn is_replicated(&self, number: usize) -> bool {
+        let Some(broker) = &self.brokers[number] else { return false };
+        let mut mine = self.clients.iter().filter(|client| client.home == number);
+        broker.router.metrics().sessions_unreplicated.value() == 0 && mine.all(|client| client.is_up() && client.is_settled())
+    }
+
     /// What was about to be safe is, or is not. Who has no disk loses everything.
     pub(super) fn crash(&mut self, number: usize) {
+        self.fall(number, None);
+    }
+
+    /// Likewise, and for so long.
+    fn fall(&mut self, number: usize, away: Option<Duration>) {
         // While a disk fails clients are told what is not safe: who crashes then has told them wrong.
         let has_promised = |broker: &mut Broker| {
             broker.journal.as_ref().is_some_and(|journal| journal.is_failing() || journal.committed() < broker.promised)
@@ -141,7 +177,8 @@ impl World {
         for connection in mine {
             self.within(300_000, Event::Dropped { connection });
         }
-        self.within(2_000_000, Event::Start { broker: number });
+        let away = away.unwrap_or_else(|| Duration::from_micros(self.rng.random_range(0..=2_000_000)));
+        self.at(self.now + away, Event::Start { broker: number });
     }
 
     pub(super) fn alive(&mut self, number: usize, life: Incarnation) -> Option<&mut Broker> {

@@ -66,6 +66,8 @@ pub(super) struct Plan {
     pub(super) disks_of_ten: u32,
     /// Brokers crash, and come back.
     pub(super) crashes: bool,
+    /// So often one dies for a while, and its clients go elsewhere: sessions have replicas.
+    pub(super) deaths: usize,
     /// Some of those that crash have lost their disk.
     pub(super) loses_disks: bool,
     /// Disks take their time now and then, and fail.
@@ -599,7 +601,9 @@ impl World {
                 let wanted = (0..self.brokers.len()).filter(|other| *other != number && wants(*other));
                 let wanted: BTreeSet<_> = wanted.map(|other| self.claims[other].id).collect();
                 // A session's filters stay behind where its new broker has crashed before all knew what it wants.
-                let is_as_it_should = told == wanted || (self.plan.wanders && self.plan.faults > 0 && told.is_superset(&wanted));
+                // And a replica wants what its session wants.
+                let may_be_more = self.plan.deaths > 0 || (self.plan.wanders && self.plan.faults > 0);
+                let is_as_it_should = told == wanted || (may_be_more && told.is_superset(&wanted));
                 assert!(is_as_it_should, "{filter} at broker {number}: {told:?}, and it is {wanted:?}");
             }
         }
@@ -669,7 +673,8 @@ impl World {
         let mut context = Context::from_waker(Waker::noop());
         let has_news = broker.post.poll_received(&mut context).is_ready()
             || broker.router.poll_claims(&mut context).is_ready()
-            || broker.router.poll_fetches(&mut context).is_ready();
+            || broker.router.poll_fetches(&mut context).is_ready()
+            || broker.router.poll_replicas(&mut context).is_ready();
         let soon = now + Duration::from_millis(1);
         if has_news && broker.moves_at.is_none_or(|at| at > soon) {
             broker.moves_at = Some(soon);
@@ -739,7 +744,7 @@ impl World {
                 self.start(broker);
                 for link in 0..self.links.len() {
                     let link_is_mine = self.links[link].ends.contains(&broker) && self.links[link].generation.is_none();
-                    if link_is_mine && self.rng.random_bool(0.7) {
+                    if link_is_mine && (self.plan.deaths > 0 || self.rng.random_bool(0.7)) {
                         self.within(100_000, Event::Flip { link });
                     }
                 }
