@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use atomic_waker::AtomicWaker;
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::change::Change;
+use super::logged::Logged;
 use super::subscriber::SubscriberId;
 
 /// So many changes wait to be told at most: beyond, the replica is not kept up.
@@ -88,8 +90,11 @@ impl Tap {
                 Change::Logged(_) | Change::Cover(..) => !inner.copied.is_empty(),
                 _ => false,
             };
-            if is_told {
-                inner.taken.push(change.clone());
+            match change {
+                // What is in a block is told by the lanes, and is not to be kept in memory for this.
+                Change::Logged(block) if is_told => inner.taken.push(Change::Logged(Logged { body: Bytes::new(), ..*block })),
+                _ if is_told => inner.taken.push(change.clone()),
+                _ => {}
             }
         }
         if inner.taken.len() + inner.safe.len() > CHANGES_MAX {

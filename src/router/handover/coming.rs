@@ -543,8 +543,11 @@ impl Machine {
             coming.follow(turn, &client_id, replica);
             return None;
         }
-        if self.replicas.promote(turn, &client_id) != Promotion::Done {
-            return Some((client_id, Verdict::Proceed));
+        match self.replicas.promote(turn, &client_id, coming.stamp, true) {
+            Promotion::Done => {}
+            // It comes once more, with a later claim.
+            Promotion::Newer(_) => return Some((client_id, Verdict::Refused)),
+            Promotion::Wait | Promotion::NotHere => return Some((client_id, Verdict::Proceed)),
         }
         let mut coming = self.coming.remove(&client_id)?;
         coming.end_draft(turn);

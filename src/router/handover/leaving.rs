@@ -116,10 +116,12 @@ impl Machine {
                 self.fetched(turn, (to, id), Part::Head, 0);
             }
             // Of a broker that cannot be reached it may have a replica: of that it makes a session first.
-            Err(Why::NotHere) if self.replicas.promote(turn, &client_id) != Promotion::NotHere => {
-                turn.write(to, id, &Word::No(Why::Wait));
-            }
             Err(Why::NotHere) => {
+                match self.replicas.promote(turn, &client_id, stamp, false) {
+                    Promotion::Done | Promotion::Wait => return turn.write(to, id, &Word::No(Why::Wait)),
+                    Promotion::Newer(claimed) => return turn.write(to, id, &Word::No(Why::Newer(claimed))),
+                    Promotion::NotHere => {}
+                }
                 let forwarded = turn.router.handover.went_to(&client_id).filter(|broker| *broker != to);
                 let why = forwarded.map_or(Why::NotHere, Why::MovedTo);
                 turn.write(to, id, &Word::No(why));

@@ -11,7 +11,7 @@ use super::{Head, Promoted, REPEAT, decode_copy, decode_entry, decode_head};
 use crate::auth::Access;
 use crate::frame::{FrameError, Reader};
 use crate::ids::{BrokerId, MessageId, OriginLane};
-use crate::limits::HANDOVER_BYTES_MAX;
+use crate::limits::{HANDOVER_BYTES_MAX, SESSIONS_MAX};
 use crate::pressure::Level;
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
@@ -28,6 +28,8 @@ const SILENCE_OWNER: Duration = Duration::from_secs(10);
 /// A message without which others' clients wait is waited for so long: then its replica is over, and nobody waits for it. Less than [`SILENCE_MAX`](super::SILENCE_MAX), after which
 /// all of them would be.
 const MISSING_MAX: Duration = Duration::from_secs(1);
+/// Replicas that are looked through at a time.
+const SWEEP_MAX: usize = 4_096;
 /// A broker to which there is no way for so long cannot be reached.
 const LOST_LEAST: Duration = Duration::from_secs(1);
 
@@ -38,6 +40,8 @@ pub(in crate::router) enum Promotion {
     NotHere,
     /// Not yet: its broker can be reached.
     Wait,
+    /// The client has come to its broker later than to the one that asks: it was claimed then.
+    Newer(u64),
     /// It is a session of this broker.
     Done,
 }
@@ -54,7 +58,9 @@ pub(super) struct Keepers {
 /// Whose session a client's is, of those that have told of it: the newest claim counts. With its number there and its claim.
 type Clients = HashMap<Arc<str>, (BrokerId, u64, u64), ahash::RandomState>;
 
-fn note(clients: &mut Clients, client_id: &Arc<str>, of: BrokerId, session: u64, claim: u64) {
+fn note(router: &Router, now: Instant, clients: &mut Clients, client_id: &Arc<str>, (of, session, claim): (BrokerId, u64, u64)) {
+    // One from far ahead would hide those of others.
+    let claim = if router.is_believed((claim, of), now) { claim } else { 0 };
     let known = clients.entry(Arc::clone(client_id)).or_insert((of, session, claim));
     if known.0 == of || (known.2, known.0) < (claim, of) {
         *known = (of, session, claim);
@@ -73,12 +79,14 @@ struct Keeper {
     parts: Vec<u8>,
     /// Of that session's head or copy, what has come so far.
     copy_parts: (u64, Vec<u8>),
-    kept: HashMap<u64, Kept, ahash::RandomState>,
+    kept: BTreeMap<u64, Kept>,
     round: Option<Round>,
     /// Messages that have not arrived, without which letters are not held, in the order of these.
     waiting: VecDeque<Missing>,
     dealt: Dealt,
     swept_at: Instant,
+    /// From which session on.
+    swept: u64,
 }
 
 /// A message without which the letter of that number is not held.
@@ -113,7 +121,8 @@ struct Kept {
     subscriber: Arc<Subscriber>,
     head: MovedHead,
     claim: u64,
-    is_connected: bool,
+    /// Since when its client is not connected, as far as is known here.
+    left_at: Option<Instant>,
     is_subscribed: bool,
     round: u64,
     /// Of what came up to these the copy says all.
@@ -145,16 +154,19 @@ impl Kept {
         self.subscriber.lock().shadow().map(act)
     }
 
-    fn trim(&self, dealt: &Dealt) {
+    /// Drops what it need not hold any more. Whether it could not keep up.
+    fn trim(&self, dealt: &Dealt) -> bool {
         let in_copy = |id: &MessageId| {
             let cover = self.base.as_ref().and_then(|covers| covers.get(&id.origin_lane));
             cover.is_some_and(|cover| id.sequence <= cover.id)
         };
-        self.with(|shadow| {
+        let trim = |shadow: &mut Shadow| {
             if shadow.has_unlisted() {
                 shadow.trim(|id| in_copy(id) || dealt.has(id));
             }
-        });
+            shadow.is_broken()
+        };
+        self.with(trim) != Some(false)
     }
 
     /// It is no more.
@@ -254,36 +266,45 @@ impl Keepers {
         let mut over = Vec::new();
         for (broker, keeper) in &self.of {
             let Some(lost) = turn.post.lost_since(*broker).filter(|_| keeper.swept_at == turn.now) else { continue };
-            let is_over = |kept: &Kept| matches!(kept.head.expiry, SessionExpiry::After(rest) if turn.since(lost) >= rest);
+            let is_over = |kept: &Kept| {
+                let left_at = kept.left_at.unwrap_or(lost);
+                matches!(kept.head.expiry, SessionExpiry::After(rest) if turn.since(left_at) >= rest)
+            };
             over.extend(keeper.kept.iter().filter(|(_, kept)| is_over(kept)).map(|(session, _)| (*broker, *session)));
         }
         over.into_iter().for_each(|replica| self.forget_one(turn, replica));
     }
 
-    /// Makes a session of this broker of a replica whose broker cannot be reached.
-    pub(super) fn promote(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) -> Promotion {
+    /// Makes a session of this broker of a replica whose broker cannot be reached, for a client that came with the claim `stamp`: that session's claim is older, unless `is_here`.
+    pub(super) fn promote(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, stamp: u64, is_here: bool) -> Promotion {
         let Some((of, session, _)) = self.clients.get(client_id).copied() else { return Promotion::NotHere };
         let Some(keeper) = self.of.get_mut(&of) else { return Promotion::NotHere };
         let (router, now) = (turn.router, turn.now);
-        if turn.post.lost_since(of).is_none_or(|since| turn.since(since) < LOST_LEAST) {
-            return Promotion::Wait;
+        let Some(lost) = turn.post.lost_since(of).filter(|since| turn.since(*since) >= LOST_LEAST) else { return Promotion::Wait };
+        // By its last word its replicas are elsewhere: what is here may be old.
+        if router.claims.replica_of(of) != Some(turn.own) {
+            return Promotion::NotHere;
         }
         let newest = router.newest_claim(client_id, now);
         if newest.is_some_and(|(_, by)| by != of) {
             return Promotion::NotHere;
         }
         let Some(kept) = keeper.kept.get(&session) else { return Promotion::NotHere };
+        let claimed = newest.map_or(0, |(stamp, _)| stamp).max(kept.claim);
+        if stamp <= claimed {
+            return Promotion::Newer(claimed);
+        }
         kept.trim(&keeper.dealt);
         if !kept.is_guarded || kept.with(|shadow| shadow.is_whole()) != Some(true) {
             return Promotion::NotHere;
         }
-        let stamp = newest.map_or(0, |(stamp, _)| stamp).max(kept.claim).saturating_add(1);
+        let stamp = if is_here { stamp } else { (stamp - 1).max(claimed + 1) };
         let subscriber = Arc::clone(&kept.subscriber);
         // In one moment: nothing is half delivered, nor half on the way to the disk.
         let emerge = |router: &Router, _: &Replication| {
             let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(client_id)) else { return None };
             subscriber.lock().subscribe_as(&kept.head);
-            let number = subscriber.emerge((kept.head.expiry, kept.is_connected), stamp, router.journal.as_ref(), now)?;
+            let number = subscriber.emerge((kept.head.expiry, kept.left_at.is_none()), stamp, router.journal.as_ref(), now)?;
             let shared: Vec<_> = kept.head.subscriptions.iter().filter(|(text, _)| topic::is_shared(text)).collect();
             let mut state = subscriber.lock();
             shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
@@ -293,7 +314,7 @@ impl Keepers {
             Some(number)
         };
         let Some(number) = turn.quietly(emerge) else { return Promotion::NotHere };
-        let expiry = kept.head.expiry;
+        let (expiry, left_at) = (kept.head.expiry, kept.left_at.unwrap_or(lost));
         keeper.kept.remove(&session);
         self.clients.remove(client_id);
         if let Some(journal) = &router.journal {
@@ -303,7 +324,7 @@ impl Keepers {
         router.metrics.sessions_promoted.add(1);
         router.subscriptions_changed(0);
         if let SessionExpiry::After(rest) = expiry {
-            router.add_deadline(now + rest, Due::Expiry, &subscriber, RESTORED_EPOCH);
+            router.add_deadline((left_at + rest).max(now), Due::Expiry, &subscriber, RESTORED_EPOCH);
         }
         self.promoted.push(Promoted { client_id: Arc::clone(client_id), stamp, of, number, waiting: Vec::new() });
         Promotion::Done
@@ -334,7 +355,8 @@ impl Keeper {
             heard_at: now,
             parts: Vec::new(),
             copy_parts: (0, Vec::new()),
-            kept: HashMap::default(),
+            kept: BTreeMap::new(),
+            swept: 0,
             round: None,
             waiting: VecDeque::new(),
             dealt: Dealt::default(),
@@ -359,8 +381,11 @@ impl Keeper {
                     let head = std::mem::take(self.copy_parts(session));
                     let head = decode_head(&head).ok_or(FrameError::Text("session"))?;
                     self.end(turn, (from, session), clients);
-                    note(clients, &head.head.client_id, from, session, head.claim);
-                    self.kept.insert(session, keep(turn.router, head));
+                    if self.kept.len() as i64 >= SESSIONS_MAX {
+                        return Err(FrameError::Value { field: "number of sessions", value: self.kept.len() as u64 });
+                    }
+                    note(turn.router, turn.now, clients, &head.head.client_id, (from, session, head.claim));
+                    self.kept.insert(session, keep(turn, head));
                 }
                 Item::Round { round } => self.begin_round(turn, from, round),
                 Item::Copy { session, bytes } => {
@@ -424,8 +449,9 @@ impl Keeper {
                 }
                 Item::Session { session, claim, expiry, is_connected } => {
                     if let Some(kept) = self.kept.get_mut(&session) {
-                        (kept.claim, kept.head.expiry, kept.is_connected) = (claim, expiry, is_connected);
-                        note(clients, &kept.head.client_id, from, session, claim);
+                        (kept.claim, kept.head.expiry) = (claim, expiry);
+                        kept.left_at = (!is_connected).then(|| kept.left_at.unwrap_or(turn.now));
+                        note(turn.router, turn.now, clients, &kept.head.client_id, (from, session, claim));
                     }
                 }
                 Item::Ended { session } => self.end(turn, (from, session), clients),
@@ -546,12 +572,16 @@ impl Keeper {
 
     /// Whether the replicas are over.
     fn sweep(&mut self, turn: &Turn<'_>, of: BrokerId) -> bool {
-        for (session, kept) in &self.kept {
-            kept.trim(&self.dealt);
-            if kept.with(|shadow| shadow.is_broken()) != Some(false) {
+        // Of very many some at a time.
+        let next = self.kept.range(self.swept..).take(SWEEP_MAX);
+        let mut last = None;
+        for (session, kept) in next {
+            last = Some(*session);
+            if kept.trim(&self.dealt) {
                 turn.post.send(of, &Letter::Lost { session: *session }.encode(self.stream));
             }
         }
+        self.swept = last.filter(|_| self.kept.len() > SWEEP_MAX).map_or(0, |last| last.saturating_add(1));
         // What has arrived by now was looked at.
         if !self.dealt.ranges.is_empty() {
             let delivered = turn.mesh.delivered();
@@ -584,7 +614,8 @@ impl Round {
 }
 
 /// The replica of a session, not subscribed yet. It may be given whatever the session's broker is given: what its client may see is that one's to say.
-fn keep(router: &Router, Head { claim, is_connected, head }: Head) -> Kept {
+fn keep(turn: &Turn<'_>, Head { claim, is_connected, head }: Head) -> Kept {
+    let (router, left_at) = (turn.router, (!is_connected).then_some(turn.now));
     let subscriber =
         Arc::new(Subscriber::new(router.next_subscriber_id(), Arc::clone(&head.client_id), router.limits.outbound, None));
     let access = (!head.owner.is_empty()).then(|| {
@@ -592,5 +623,5 @@ fn keep(router: &Router, Head { claim, is_connected, head }: Head) -> Kept {
         Arc::new(Access::new(owner.identity().clone(), owner.place().clone(), None))
     });
     subscriber.shade(access, router.limits.outbound, &router.handover.news);
-    Kept { subscriber, head, claim, is_connected, is_subscribed: false, round: 0, base: None, is_guarded: false }
+    Kept { subscriber, head, claim, left_at, is_subscribed: false, round: 0, base: None, is_guarded: false }
 }

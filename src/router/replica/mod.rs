@@ -104,9 +104,9 @@ impl Replicas {
         self.keepers.follow_claim(turn, client_id, theirs);
     }
 
-    /// The client's session is to go on from its replica here, whose broker cannot be reached.
-    pub(super) fn promote(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) -> Promotion {
-        self.keepers.promote(turn, client_id)
+    /// The client's session is to go on from its replica here, whose broker cannot be reached, for a client that came with the claim `stamp` here, or to another broker.
+    pub(super) fn promote(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, stamp: u64, is_here: bool) -> Promotion {
+        self.keepers.promote(turn, client_id, stamp, is_here)
     }
 
     /// These wait until that is safe.

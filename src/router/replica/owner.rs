@@ -2,7 +2,7 @@
 
 mod rounds;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,8 @@ const RETRY_LEAST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(30);
 /// Who was the replicas' broker for so long has not failed soon.
 const PROVEN: Duration = Duration::from_secs(60);
+/// For so long others are preferred to who has failed.
+const FAILED: Duration = Duration::from_secs(300);
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -47,10 +49,12 @@ pub(super) struct Owner {
     last_stream: u64,
     /// Counts the rounds of all streams: what the journal says of an earlier one is not of this.
     rounds: u64,
-    /// Whoever failed last.
-    failed: Option<BrokerId>,
+    /// Who failed of late, and when.
+    failed: HashMap<BrokerId, Instant>,
     failures: u32,
     retry_at: Option<Instant>,
+    /// When it was counted last what has no replica for want of a broker.
+    counted_at: Option<Instant>,
 }
 
 /// The broker that has the replicas.
@@ -61,6 +65,8 @@ struct Peer {
     since: Instant,
     out: Outgoing,
     sessions: HashMap<SubscriberId, Followed, ahash::RandomState>,
+    /// Those that are not guarded: of many sessions few are, and only these are looked at.
+    unguarded: HashSet<SubscriberId, ahash::RandomState>,
     round: Option<Round>,
     /// How many have failed, one after the other.
     rounds_failed: u32,
@@ -145,7 +151,7 @@ impl Owner {
         }
         peer.send(turn);
         peer.confirm(&journal);
-        let is_lost = turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX);
+        let (broker, is_lost) = (peer.broker, turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX));
         let waiting_bytes = peer.waiting_bytes();
         if peer.round.as_ref().is_some_and(|round| turn.since(round.progress_at) >= ROUND_MAX) {
             peer.rounds_failed += 1;
@@ -159,6 +165,7 @@ impl Owner {
             () if peer.is_late(&journal, turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
             () if peer.rounds_failed >= ROUNDS_FAILED_MAX => self.give_up(turn, "it does not come as far"),
             () if peer.out.is_full(0) => self.give_up(turn, "it does not keep up"),
+            () if self.is_leaving(turn, broker) => self.give_up(turn, "it is drained"),
             () => {}
         }
     }
@@ -168,14 +175,19 @@ impl Owner {
         if self.retry_at.is_some_and(|at| turn.now < at) || turn.router.pressure.level() == Level::Full {
             return false;
         }
-        let Some(broker) = self.choose(turn) else { return false };
+        let Some(broker) = self.choose(turn) else {
+            self.count_without(turn);
+            return false;
+        };
         let Some(clock) = turn.router.retained.clock() else { return false };
         // Of two streams the later counts.
         self.last_stream = clock.tick(turn.now).time.max(self.last_stream + 1);
         journal.open_tap();
         let sessions = turn.router.registry.iter().map(|held| Arc::clone(held.value()));
         let waiting = |subscriber: Arc<Subscriber>| (subscriber.id, Followed::new(subscriber, turn.now));
-        let sessions = sessions.filter(|subscriber| subscriber.lock().is_durable()).map(waiting).collect();
+        let sessions: HashMap<_, _, _> = sessions.filter(|subscriber| subscriber.lock().is_durable()).map(waiting).collect();
+        turn.router.metrics.sessions_unreplicated.set(sessions.len() as i64);
+        let unguarded = sessions.keys().copied().collect();
         let mut out = Outgoing::default();
         out.words().put(&Item::Begin);
         self.peer = Some(Peer {
@@ -184,6 +196,7 @@ impl Owner {
             since: turn.now,
             out,
             sessions,
+            unguarded,
             round: None,
             rounds_failed: 0,
             copies: VecDeque::new(),
@@ -203,15 +216,34 @@ impl Owner {
         true
     }
 
-    /// The nearest, but rather not the one that failed last; of those that are as near not all take the same.
-    fn choose(&self, turn: &Turn<'_>) -> Option<BrokerId> {
+    /// The nearest, but rather none that is drained, and rather none that has failed, or the one that did so first; of those that are as near not all take the same.
+    fn choose(&mut self, turn: &Turn<'_>) -> Option<BrokerId> {
+        self.failed.retain(|_, at| turn.since(*at) < FAILED);
         let members = turn.router.claims.members();
         let reached = turn.post.reached().into_iter().filter(|broker| *broker != turn.own && members.contains_key(broker));
         let rank = |broker: &BrokerId| {
             let cost = turn.mesh.interest().cost(*broker).unwrap_or(u32::MAX);
-            (self.failed == Some(*broker), cost, (broker.0 ^ turn.own.0).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+            let (is_leaving, failed_at) = (turn.mesh.interest().is_leaving(*broker), self.failed.get(broker).copied());
+            (is_leaving, failed_at, cost, (broker.0 ^ turn.own.0).wrapping_mul(0x9E37_79B9_7F4A_7C15))
         };
         reached.min_by_key(rank)
+    }
+
+    /// There is nobody who could have replicas. In a mesh that is worth knowing.
+    fn count_without(&mut self, turn: &Turn<'_>) {
+        if self.counted_at.is_some_and(|at| turn.since(at) < LATER) {
+            return;
+        }
+        self.counted_at = Some(turn.now);
+        let is_alone = turn.router.claims.members().is_empty();
+        let sessions = || turn.router.registry.iter().filter(|held| held.lock().is_durable()).count();
+        turn.router.metrics.sessions_unreplicated.set(if is_alone { 0 } else { sessions() as i64 });
+    }
+
+    /// Whether the replicas' broker is drained, and there is another.
+    fn is_leaving(&mut self, turn: &Turn<'_>, broker: BrokerId) -> bool {
+        let interest = turn.mesh.interest();
+        interest.is_leaving(broker) && self.choose(turn).is_some_and(|other| !interest.is_leaving(other))
     }
 
     /// There is no replica from now on, and nobody waits for one.
@@ -230,7 +262,8 @@ impl Owner {
         }
         self.failures = if turn.since(peer.since) >= PROVEN { 1 } else { self.failures.saturating_add(1) };
         let wait = RETRY_LEAST.saturating_mul(1 << self.failures.min(10).saturating_sub(1)).min(RETRY_MOST);
-        (self.failed, self.retry_at) = (Some(peer.broker), Some(turn.now + wait));
+        self.retry_at = Some(turn.now + wait);
+        self.failed.insert(peer.broker, turn.now);
         let metrics = &turn.router.metrics;
         metrics.replicas_given_up.add(1);
         metrics.sessions_unreplicated.set(peer.sessions.len() as i64);
@@ -275,9 +308,11 @@ impl Owner {
             return;
         }
         (peer.round, peer.rounds_failed) = (None, 0);
-        for followed in peer.sessions.values_mut().filter(|followed| followed.stage == Stage::Copied(number)) {
-            // What it says from here on waits; when the journal has come to this the other broker is told.
-            followed.subscriber.lock().guard(number);
+        for followed in peer.unguarded.iter().filter_map(|session| peer.sessions.get(session)) {
+            if followed.stage == Stage::Copied(number) {
+                // What it says from here on waits; when the journal has come to this the other broker is told.
+                followed.subscriber.lock().guard(number);
+            }
         }
         if let Some(journal) = turn.router.journal() {
             journal.kick();
@@ -374,6 +409,7 @@ impl Peer {
             return;
         }
         followed.stage = Stage::Waiting;
+        self.unguarded.insert(session);
         followed.subscriber.follow(&mut followed.subscriber.lock(), false);
         turn.router.subscriptions_changed(0);
         followed.behind = None;
@@ -429,10 +465,12 @@ impl Peer {
                 if let Some(subscriber) = held.filter(|subscriber| subscriber.id == id) {
                     let not_before = turn.now + SETTLED;
                     self.sessions.insert(id, Followed::new(subscriber, not_before));
+                    self.unguarded.insert(id);
                 }
             }
             Change::Subscribed(id, ..) | Change::Unsubscribed(id, _) => self.restart(turn, id, SETTLED),
             Change::Ended(id) => {
+                self.unguarded.remove(&id);
                 if self.sessions.remove(&id).is_some_and(|followed| followed.stage != Stage::Waiting) {
                     self.leave_out(id);
                 }
@@ -441,6 +479,7 @@ impl Peer {
             Change::Guarded(id, round) => {
                 if let Some(followed) = self.sessions.get_mut(&id).filter(|followed| followed.stage == Stage::Copied(round)) {
                     followed.stage = Stage::Guarded;
+                    self.unguarded.remove(&id);
                     self.out.words().put(&Item::Guarded { session: id.0 });
                 }
             }

@@ -96,8 +96,8 @@ impl Peer {
     pub(super) fn fail_round(&mut self, turn: &Turn<'_>) {
         let Some(round) = self.round.take() else { return };
         let is_in_it = |stage: Stage| stage == Stage::Begun || stage == Stage::Copied(round.number);
-        let failed: Vec<SubscriberId> =
-            self.sessions.iter().filter(|(_, followed)| is_in_it(followed.stage)).map(|(id, _)| *id).collect();
+        let is_failed = |id: &&SubscriberId| self.sessions.get(*id).is_some_and(|followed| is_in_it(followed.stage));
+        let failed: Vec<SubscriberId> = self.unguarded.iter().filter(is_failed).copied().collect();
         failed.into_iter().for_each(|id| self.put_aside(turn, id));
         self.copies.clear();
         self.out.words().put_all(&mut self.dealt);
@@ -189,8 +189,7 @@ impl Peer {
             if turn.since(self.looked_at) >= SETTLED {
                 self.looked_at = turn.now;
                 self.begin_round(turn, rounds);
-                let without = self.sessions.values().filter(|followed| followed.stage != Stage::Guarded).count();
-                turn.router.metrics.sessions_unreplicated.set(without as i64);
+                turn.router.metrics.sessions_unreplicated.set(self.unguarded.len() as i64);
             }
             return;
         };
@@ -199,7 +198,8 @@ impl Peer {
         if round.covers.is_some() || !has_cut || !round.cut.iter().flatten().all(|covers| turn.mesh.has_delivered(covers)) {
             return;
         }
-        let begun = self.sessions.values().filter(|followed| followed.stage == Stage::Begun);
+        let unguarded = self.unguarded.iter().filter_map(|id| self.sessions.get(id));
+        let begun = unguarded.filter(|followed| followed.stage == Stage::Begun);
         let begun: Vec<Arc<Subscriber>> = begun.map(|followed| Arc::clone(&followed.subscriber)).collect();
         let look = |_: &Router, mesh: &Replication| {
             let copy_of = |subscriber: &Arc<Subscriber>| {
@@ -220,11 +220,14 @@ impl Peer {
     }
 
     fn begin_round(&mut self, turn: &Turn<'_>, rounds: &mut u64) {
-        let ready = self.sessions.values_mut().filter(|it| it.stage == Stage::Waiting && it.not_before <= turn.now);
         let (mut bytes, mut messages, mut heads_bytes, mut count) = (0, 0, 0, 0);
-        for followed in ready {
+        for id in &self.unguarded {
             if count == REPLICA_ROUND_SESSIONS_MAX {
                 break;
+            }
+            let Some(followed) = self.sessions.get_mut(id) else { continue };
+            if followed.stage != Stage::Waiting || followed.not_before > turn.now {
+                continue;
             }
             let subscriber = &followed.subscriber;
             let is_claimed = Router::is_claimed(subscriber.access().as_deref());
