@@ -67,6 +67,9 @@ struct Peer {
     sessions: HashMap<SubscriberId, Followed, ahash::RandomState>,
     /// Those that are not guarded: of many sessions few are, and only these are looked at.
     unguarded: HashSet<SubscriberId, ahash::RandomState>,
+    /// How many are guarded of late, and with which letter the other broker is told: before it knows that they have no replica yet.
+    untold: VecDeque<(u64, usize)>,
+    guarded: usize,
     round: Option<Round>,
     /// How many have failed, one after the other.
     rounds_failed: u32,
@@ -139,6 +142,7 @@ impl Owner {
         let was_idle = peer.is_idle();
         heard.changes.into_iter().for_each(|change| peer.tell(turn, change));
         peer.out.seal();
+        peer.count_untold();
         if let Some(number) = heard.number {
             peer.mark(number, turn.now);
         }
@@ -197,6 +201,8 @@ impl Owner {
             out,
             sessions,
             unguarded,
+            untold: VecDeque::new(),
+            guarded: 0,
             round: None,
             rounds_failed: 0,
             copies: VecDeque::new(),
@@ -368,6 +374,19 @@ impl Peer {
         }
     }
 
+    fn count_untold(&mut self) {
+        let known = self.out.known();
+        self.untold.retain(|(letter, _)| *letter > known);
+        if self.guarded > 0 {
+            self.untold.push_back((self.out.last(), std::mem::take(&mut self.guarded)));
+        }
+    }
+
+    /// Sessions that have no replica at present.
+    fn without(&self) -> usize {
+        self.unguarded.len() + self.untold.iter().map(|(_, count)| count).sum::<usize>()
+    }
+
     fn send(&mut self, turn: &Turn<'_>) {
         let interval = if self.is_idle() { PING } else { REPEAT };
         let is_due = turn.since(self.asked_at) >= interval;
@@ -480,6 +499,7 @@ impl Peer {
                 if let Some(followed) = self.sessions.get_mut(&id).filter(|followed| followed.stage == Stage::Copied(round)) {
                     followed.stage = Stage::Guarded;
                     self.unguarded.remove(&id);
+                    self.guarded += 1;
                     self.out.words().put(&Item::Guarded { session: id.0 });
                 }
             }

@@ -47,7 +47,7 @@ pub(super) struct Message {
     pub(super) is_resent: bool,
     /// Its broker has crashed before it was acknowledged.
     pub(super) is_forgotten: bool,
-    /// Likewise, and it was sent again to another broker; and the first one is back, which may have it on its disk.
+    /// It was sent again to another broker; and its own has crashed before it was acknowledged and is back, which may have it on its disk.
     pub(super) is_elsewhere: bool,
     pub(super) is_back: bool,
     /// Its broker lost it: what others have of it they may have or not.
@@ -212,8 +212,8 @@ impl Account {
 
     /// A broker is back.
     pub(super) fn returns(&mut self, broker: usize) {
-        let elsewhere = self.messages.iter_mut().filter(|message| message.broker == broker && message.is_elsewhere);
-        elsewhere.for_each(|message| message.is_back = true);
+        let twice = |message: &&mut Message| message.broker == broker && message.is_forgotten && message.is_elsewhere;
+        self.messages.iter_mut().filter(twice).for_each(|message| message.is_back = true);
     }
 
     /// The client's broker has crashed, and the session is lost with it or not.
@@ -286,6 +286,10 @@ impl Account {
                 let message = self.messages[number];
                 let is_qos0 = message.qos == QoS::AtMostOnce;
                 // A second copy of QoS 1 may be the first to who was not there when it was published.
+                // Nor has what comes when its publisher's first broker is back an order with what that published elsewhere meanwhile.
+                if message.is_back {
+                    continue;
+                }
                 if message.is_resent && message.qos == QoS::AtLeastOnce && (is_lossy || inbox.granted(&message).is_none()) {
                     continue;
                 }

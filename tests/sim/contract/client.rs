@@ -102,12 +102,12 @@ impl Client {
         }
     }
 
-    /// Its broker is dead, and it goes to another. What it has in flight has no order with what that broker has of it.
+    /// Its broker is dead, or about to be, and it goes to another. What it has in flight has no order with what that broker has of it.
     pub(super) fn flees(&mut self, home: usize, account: &mut Account) {
         self.moves(home);
         for flight in &self.in_flight {
             let message = &mut account.messages[flight.number];
-            (message.stay, message.is_elsewhere) = (self.stay, message.is_forgotten);
+            (message.stay, message.is_elsewhere) = (self.stay, true);
         }
     }
 

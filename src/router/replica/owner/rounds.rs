@@ -189,7 +189,7 @@ impl Peer {
             if turn.since(self.looked_at) >= SETTLED {
                 self.looked_at = turn.now;
                 self.begin_round(turn, rounds);
-                turn.router.metrics.sessions_unreplicated.set(self.unguarded.len() as i64);
+                turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
             }
             return;
         };

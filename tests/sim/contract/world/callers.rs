@@ -89,7 +89,12 @@ impl World {
         }
         self.clients[number].leaves(&mut self.account);
         if self.plan.wanders && !self.clients[number].is_passing && self.rng.random_bool(0.7) {
-            self.clients[number].moves(self.rng.random_range(0..self.brokers.len()));
+            let home = self.rng.random_range(0..self.brokers.len());
+            if self.plan.deaths > 0 {
+                self.clients[number].flees(home, &mut self.account);
+            } else {
+                self.clients[number].moves(home);
+            }
             self.account.moves(number);
         }
         let away_us = if self.rng.random_bool(0.3) { 1_000 } else { 1_500_000 };

@@ -109,7 +109,7 @@ impl World {
     }
 
     /// Brokers die one after the other, each when all of its sessions have replicas, and are back after a while.
-    pub(super) fn let_die(&mut self) {
+    pub(in super::super) fn let_die(&mut self) {
         for _ in 0..self.plan.deaths {
             self.plan(Duration::from_secs(5), self.plan.acts / self.plan.deaths, 0);
             let number = self.rng.random_range(0..self.brokers.len());
@@ -120,13 +120,19 @@ impl World {
             while is_replicated < 30 {
                 self.run(Duration::from_millis(10));
                 is_replicated = if self.is_replicated(number) { is_replicated + 1 } else { 0 };
-                assert!(self.now < until, "the sessions of broker {number} have no replicas");
+                assert!(self.now < until, "the sessions of broker {number} have no replicas: {}", self.unreplicated(number));
             }
             let away = Duration::from_millis(self.rng.random_range(100..12_000));
             self.fall(number, Some(away));
             self.plan(away + Duration::from_secs(2), self.plan.acts / self.plan.deaths, 0);
             self.run(away + Duration::from_secs(4));
         }
+    }
+
+    fn unreplicated(&self, number: usize) -> String {
+        let mine: Vec<_> = self.clients.iter().filter(|client| client.home == number).map(Client::state).collect();
+        let count = self.brokers[number].as_ref().map(|broker| broker.router.metrics().sessions_unreplicated.value());
+        format!("{count:?}, {mine:?}")
     }
 
     fn is_replicated(&self, number: usize) -> bool {
