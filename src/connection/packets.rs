@@ -138,7 +138,9 @@ impl Client {
         }
         if let (QoS::ExactlyOnce, Some(id)) = (publish.qos, publish.packet_id) {
             // Before: whoever is alone with the sessions finds the identifier in the session and in the journal, or in neither.
-            self.router.enter(&mut scratch.batch);
+            if self.router.replicates() {
+                self.router.enter(&mut scratch.batch);
+            }
             let received = self.session()?.receive(scratch.batch.writes(), id, self.inbound_maximum());
             match received {
                 Ok(true) => {}
@@ -256,7 +258,9 @@ impl Client {
     }
 
     fn pubrel(&mut self, ack: &Ack<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
-        self.router.enter(&mut scratch.batch);
+        if self.router.replicates() {
+            self.router.enter(&mut scratch.batch);
+        }
         let known = self.session()?.pubrel(scratch.batch.writes(), ack.packet_id);
         // Behind acknowledgements that are held: a PUBCOMP must not overtake its PUBREC.
         self.reply(&mut scratch.acknowledgements, &mut scratch.answers_count, &Packet::PubComp(self.found(known, ack.packet_id)))

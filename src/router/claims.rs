@@ -172,6 +172,11 @@ impl Router {
     pub(super) fn claim(&self, subscriber: &Subscriber, stamp: u64) {
         if let Some(registers) = self.registers().filter(|_| Self::is_claimed(subscriber.access().as_deref())) {
             registers.own().claim(&subscriber.client_id, Claim { stamp });
+            // Of another broker's session there may be a replica here.
+            if self.metrics.sessions_shadowed.value() > 0 {
+                self.claims.heard.lock().push((Arc::clone(&subscriber.client_id), (stamp, registers.own_id())));
+                self.claims.waker.wake();
+            }
         }
     }
 

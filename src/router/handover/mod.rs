@@ -422,6 +422,12 @@ impl Router {
         self.handover.waker.wake();
     }
 
+    /// Whether sessions have replicas, or are to have them.
+    #[must_use]
+    pub fn replicates(&self) -> bool {
+        self.handover.replicates()
+    }
+
     /// Ready where replicas, or who has them, are to be told something by [`drive_moves`](Self::drive_moves); until then the task is woken when they are.
     pub fn poll_replicas(&self, context: &mut Context<'_>) -> Poll<()> {
         let news = self.handover.news.poll(context);
@@ -628,7 +634,9 @@ impl Machine {
             heard.append(&mut self.doubted);
         }
         for (client_id, theirs) in heard {
-            if turn.router.is_believed(theirs, turn.now) {
+            if theirs.1 == turn.own {
+                self.replicas.follow_claim(turn, &client_id, theirs);
+            } else if turn.router.is_believed(theirs, turn.now) {
                 self.follow_claim(turn, &client_id, theirs);
             } else if self.doubted.len() < DOUBTED_MAX {
                 // Mesh time may be further than we have heard yet.

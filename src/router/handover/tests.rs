@@ -250,8 +250,18 @@ impl World {
         };
         let ends = LINKS.iter().map(|(parent, child)| [end(*parent, *child), end(*child, *parent)]).collect();
         let clock = Arc::new(Mutex::new(now + NEWCOMER_TIME));
-        let mut world =
-            Self { now: now + NEWCOMER_TIME, net, nodes, ends, published: 0, skipped: BTreeSet::new(), burst: 1, silent: None, kept: VecDeque::new(), clock };
+        let mut world = Self {
+            now: now + NEWCOMER_TIME,
+            net,
+            nodes,
+            ends,
+            published: 0,
+            skipped: BTreeSet::new(),
+            burst: 1,
+            silent: None,
+            kept: VecDeque::new(),
+            clock,
+        };
         for (link, (_, child)) in LINKS.iter().enumerate() {
             let incarnation = Incarnation(1);
             let root = RootClaim { priority: 0, capacity: 0, id: id(0), incarnation };

@@ -87,6 +87,8 @@ struct Keeper {
     swept_at: Instant,
     /// From which session on.
     swept: u64,
+    /// What had arrived when it was begun with the first.
+    arrived: Covers,
 }
 
 /// A message without which the letter of that number is not held.
@@ -290,7 +292,8 @@ impl Keepers {
             return Promotion::NotHere;
         }
         let Some(kept) = keeper.kept.get(&session) else { return Promotion::NotHere };
-        let claimed = newest.map_or(0, |(stamp, _)| stamp).max(kept.claim);
+        let told = Some(kept.claim).filter(|stamp| router.is_believed((*stamp, of), now)).unwrap_or_default();
+        let claimed = newest.map_or(0, |(stamp, _)| stamp).max(told);
         if stamp <= claimed {
             return Promotion::Newer(claimed);
         }
@@ -357,6 +360,7 @@ impl Keeper {
             copy_parts: (0, Vec::new()),
             kept: BTreeMap::new(),
             swept: 0,
+            arrived: Covers::new(),
             round: None,
             waiting: VecDeque::new(),
             dealt: Dealt::default(),
@@ -572,6 +576,9 @@ impl Keeper {
 
     /// Whether the replicas are over.
     fn sweep(&mut self, turn: &Turn<'_>, of: BrokerId) -> bool {
+        if self.swept == 0 && !self.dealt.ranges.is_empty() {
+            self.arrived = turn.mesh.delivered();
+        }
         // Of very many some at a time.
         let next = self.kept.range(self.swept..).take(SWEEP_MAX);
         let mut last = None;
@@ -582,11 +589,11 @@ impl Keeper {
             }
         }
         self.swept = last.filter(|_| self.kept.len() > SWEEP_MAX).map_or(0, |last| last.saturating_add(1));
-        // What has arrived by now was looked at.
-        if !self.dealt.ranges.is_empty() {
-            let delivered = turn.mesh.delivered();
+        // What had arrived by then was looked at in all.
+        if self.swept == 0 && !self.dealt.ranges.is_empty() {
+            let arrived = std::mem::take(&mut self.arrived);
             self.dealt.ranges.retain(|stream, ranges| {
-                let cover = delivered.get(stream).map_or(0, |cover| cover.id);
+                let cover = arrived.get(stream).map_or(0, |cover| cover.id);
                 ranges.retain(|_, last| *last > cover);
                 !ranges.is_empty()
             });

@@ -24,7 +24,7 @@ use crate::session::{
     Awaited, Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId,
     SubscriptionOptions,
 };
-use crate::shared::register::{Follow as _, Registers};
+use crate::shared::register::{Follow as _, Key, Registers, Value};
 use crate::shared::{Carry, Post, StampClock};
 
 const OWN: BrokerId = BrokerId(1);
@@ -126,6 +126,11 @@ impl Rig {
     /// That broker cannot be reached any more.
     fn lose(&self, broker: BrokerId) {
         *self.wire.lost.lock() = Some((broker, self.now));
+    }
+
+    /// That broker says that its replicas are here.
+    fn named_by(&self, broker: BrokerId) {
+        self.router.claims.changed(broker, &[(Key::Replica, Some(Value::Replica(OWN)))]);
     }
 
     /// A message of the other broker comes by a lane.
@@ -547,7 +552,46 @@ fn a_replica_that_expires_leaves_that_of_the_same_client_by_another_broker() {
     kept.rig.lose(newer);
     kept.wait(Duration::from_secs(1));
     let Kept { rig, keepers, .. } = &mut kept;
-    assert_eq!(rig.with(|turn| keepers.promote(turn, &Arc::from("c"))), Promotion::Done);
+    rig.named_by(newer);
+    assert_eq!(rig.with(|turn| keepers.promote(turn, &Arc::from("c"), 3, true)), Promotion::Done);
+}
+
+#[test]
+fn a_replica_takes_its_sessions_place_where_it_is_named_and_for_a_client_that_came_later() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 5, HOUR));
+    kept.turn();
+    let promote = |kept: &mut Kept, stamp| {
+        let Kept { rig, keepers, .. } = kept;
+        rig.with(|turn| keepers.promote(turn, &Arc::from("c"), stamp, false))
+    };
+    assert_eq!(promote(&mut kept, 9), Promotion::Wait, "its broker can be reached");
+    kept.rig.lose(OTHER);
+    kept.wait(Duration::from_secs(1));
+    assert_eq!(promote(&mut kept, 9), Promotion::NotHere, "by its word its replicas are elsewhere");
+    kept.rig.named_by(OTHER);
+    assert_eq!(promote(&mut kept, 5), Promotion::Newer(5));
+    assert_eq!(promote(&mut kept, 9), Promotion::Done);
+    // Whoever asked is the session's next broker.
+    assert_eq!(kept.rig.router.session("c").unwrap().lock().claimed, 8);
+}
+
+#[test]
+fn a_client_that_has_come_to_the_replicas_broker_itself_and_left_again_has_no_replica() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 5, HOUR));
+    kept.turn();
+    kept.rig.lose(OTHER);
+    kept.rig.named_by(OTHER);
+    kept.wait(Duration::from_secs(1));
+    kept.rig.connect("c");
+    for (client_id, claimed) in kept.rig.router.claims.take_heard() {
+        let Kept { rig, keepers, .. } = &mut kept;
+        rig.with(|turn| keepers.follow_claim(turn, &client_id, claimed));
+    }
+    kept.rig.router.registry.clear();
+    let Kept { rig, keepers, .. } = &mut kept;
+    assert_eq!(rig.with(|turn| keepers.promote(turn, &Arc::from("c"), u64::MAX, false)), Promotion::NotHere);
 }
 
 #[test]
