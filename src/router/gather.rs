@@ -51,7 +51,7 @@ impl Router {
             self.deliver_gathered(batch, now);
             let route = self.route(routes, message.topic, publisher);
             // Whoever moves to another broker is given each message under its own id; a group gives each to another of its members.
-            if !route.may_publish || route.targets.is_empty() || !route.shared.is_empty() || route.is_moving {
+            if !route.may_publish || route.targets.is_empty() || !route.shared.is_empty() || route.is_followed {
                 return Err(route);
             }
             batch.gathered = Some(Gathered { route, generation, publisher: id });
