@@ -1,7 +1,7 @@
 //! The replica of another broker's session: what is in it, known by where the messages stand in the logs of their brokers, so that none has to be copied.
 //!
 //! It is subscribed as the session is, and is given all messages itself ([`Shadow::arrive`]). What the session's broker says of them comes with their *order* in the session, at its
-//! beginning also as a [`Copy`] of what was in it by then, and in the order in which the broker has written it down. Both come as they come: a message before it is
+//! beginning also as a [`Copy`](struct@Copy) of what was in it by then, and in the order in which the broker has written it down. Both come as they come: a message before it is
 //! spoken of, or after; what has arrived and was not spoken of is *unlisted*: either the broker has not come so far, or it gave the message to nobody ([`Shadow::trim`]).
 //!
 //! Invariant, once it is [whole](Shadow::is_whole): of QoS 2 messages that the client may have been sent it has the messages and their identifiers, or knows that the client has
