@@ -126,6 +126,7 @@ impl Broker {
         let terms = Terms {
             policy: Arc::new(ArcSwap::from_pointee(Policy::new(Place::default(), true, None, None))),
             logins: Arc::new(Logins::default()),
+            backends: None,
             packet_bytes_max: limits::MQTT_REMAINING_LENGTH_MAX,
             inflight_max: 1_000,
             keep_alive_max_seconds: None,

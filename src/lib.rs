@@ -39,6 +39,7 @@
 //! | `listener` | accepts clients: sockets, PROXY header, TLS, WebSocket, QUIC | shell |
 //! | `connection` | one client: one task, read and write | shell |
 //! | `bridge` | carries messages to foreign brokers and from them | shell |
+//! | `backends` | asks databases about users | shell |
 //! | `policies` | which policy holds at which listener, read from its files | shell |
 //! | `mesh` | QUIC endpoint, admission, links; drives `stp` and `replication` | shell |
 //! | `sys` | what the broker publishes of itself below `$SYS` | shell |
@@ -72,6 +73,8 @@ pub mod websocket;
 
 #[cfg(feature = "net")]
 pub mod admin;
+#[cfg(feature = "net")]
+pub mod backends;
 #[cfg(feature = "net")]
 pub mod bell;
 #[cfg(feature = "net")]

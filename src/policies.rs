@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::auth::{Access, FileError, Identity, Place, Policy, Rules, Standing, Users};
-use crate::config::{Auth, Bridge, Config, Listener};
+use crate::auth::{Access, Accounts, Backend, FileError, Identity, Place, Policy, Rules, Standing, Users};
+use crate::config::{Auth, AuthBackend, Bridge, Config, Listener};
 
 /// Why the files of a configuration make no policies.
 #[derive(Debug, thiserror::Error)]
@@ -58,17 +58,31 @@ pub struct Policies {
     /// Client ids of bridges' sessions.
     bridges: ArcSwap<HashSet<String>>,
     reserved: ReservedIds,
+    asked: Asked,
+}
+
+/// Who is asked about users, as it was at the start: a reload does not change it.
+#[derive(Clone, Debug)]
+struct Asked {
+    backends: Arc<[Backend]>,
+    accounts: Arc<[Arc<Accounts>]>,
 }
 
 impl Policies {
-    /// Reads what `config` names, a policy for each listener in their order.
+    /// Reads what `config` names, a policy for each listener in their order. `accounts` has what is known of users from elsewhere.
     ///
     /// # Errors
     /// See [`PolicyError`].
-    pub fn load(config: &Config) -> Result<Self, PolicyError> {
-        let policies = read(config, &config.listeners, &[], &[])?;
+    pub fn load(config: &Config, accounts: &Arc<[Arc<Accounts>]>) -> Result<Self, PolicyError> {
+        let backends = config.auth.backends_in_force().into_iter().map(|backend| match backend {
+            AuthBackend::File => Backend::File,
+            AuthBackend::Sql => Backend::Sql,
+            AuthBackend::Certificate => Backend::Certificate,
+        });
+        let asked = Asked { backends: backends.collect(), accounts: Arc::clone(accounts) };
+        let policies = read(config, &config.listeners, &[], &[], &asked)?;
         let of_listeners = policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect();
-        let this = Self { of_listeners, bridges: ArcSwap::default(), reserved: ReservedIds::default() };
+        let this = Self { of_listeners, bridges: ArcSwap::default(), reserved: ReservedIds::default(), asked };
         this.set_bridges(config);
         Ok(this)
     }
@@ -84,7 +98,7 @@ impl Policies {
         listeners: &[Listener],
         is_configured: &[bool],
     ) -> Result<Vec<Arc<Policy>>, PolicyError> {
-        read(config, listeners, is_configured, &self.of_listeners)
+        read(config, listeners, is_configured, &self.of_listeners, &self.asked)
     }
 
     /// What comes in from now on is judged by these.
@@ -108,6 +122,15 @@ impl Policies {
     #[must_use]
     pub fn reserved(&self) -> &ReservedIds {
         &self.reserved
+    }
+
+    /// [`Policies::judge`] of users of backends by their names alone: of all others nothing has changed.
+    #[must_use]
+    pub fn judge_named(&self, names: &HashSet<Arc<str>>, access: &Access) -> Standing {
+        match access.identity() {
+            Identity::Vouched { name, .. } if names.contains(name) => self.judge(access),
+            _ => Standing::Same,
+        }
     }
 
     /// Judges a client that came in under any earlier policy of its listener, or whose session is left of an earlier run: that is judged by the
@@ -164,13 +187,14 @@ fn read(
     listeners: &[Listener],
     is_configured: &[bool],
     before: &[CurrentPolicy],
+    asked: &Asked,
 ) -> Result<Vec<Arc<Policy>>, PolicyError> {
     let before: Vec<Arc<Policy>> = before.iter().map(|policy| policy.load_full()).collect();
     let (users_before, rules_before): (Vec<_>, Vec<_>) =
         before.iter().map(|policy| (policy.shared_users(), policy.shared_rules())).unzip();
     let (mut users, mut rules) = (HashMap::new(), HashMap::new());
     let policy = |(index, listener): (usize, &Listener)| {
-        let Auth { allow_anonymous, password_file, acl_file } = config.auth_of(listener);
+        let Auth { allow_anonymous, password_file, acl_file, .. } = config.auth_of(listener);
         let left = before.get(index).filter(|_| is_configured.get(index) == Some(&false));
         let users = match left.filter(|_| listener.password_file.is_some()) {
             Some(left) => left.shared_users().cloned(),
@@ -181,7 +205,8 @@ fn read(
             None => acl_file.map(|path| file(&mut rules, "acl_file", path, Rules::parse, &rules_before)).transpose()?,
         };
         let place = Place { index: Some(index), bind: listener.bind.to_string().into() };
-        Ok(Arc::new(Policy::new(place, allow_anonymous, users, rules)))
+        let policy = Policy::new(place, allow_anonymous, users, rules);
+        Ok(Arc::new(policy.asking(Arc::clone(&asked.backends), Arc::clone(&asked.accounts))))
     };
     listeners.iter().enumerate().map(policy).collect()
 }
@@ -232,10 +257,12 @@ mod tests {
             let place = Place { index: Some(index), bind: (*bind).into() };
             Arc::new(ArcSwap::from_pointee(Policy::new(place, *anonymous, None, (*rules).clone())))
         };
+        let asked = Asked { backends: Arc::default(), accounts: Arc::default() };
         Policies {
             of_listeners: all.iter().enumerate().map(policy).collect(),
             bridges: ArcSwap::default(),
             reserved: ReservedIds::default(),
+            asked,
         }
     }
 
@@ -249,7 +276,7 @@ mod tests {
         // What he may do there, if he is in.
         let found = |policies: &Policies, access: &Access| match policies.judge(access) {
             Standing::Good(access) | Standing::Unsure(access) => Some(["a", "b"].map(|topic| access.may_receive("c", topic))),
-            Standing::Gone(_) | Standing::PasswordChanged(_) => None,
+            Standing::Same | Standing::Gone(_) | Standing::PasswordChanged(_) => None,
         };
         let (only_a, only_b, nothing) = (Some([true, false]), Some([false, true]), Some([false, false]));
         // By its address, wherever it stands now; another's word does not count.
@@ -293,7 +320,7 @@ mod tests {
         let listeners = vec![listener(None), listener(Some(own.clone()))];
         let auth = Auth { acl_file: Some(shared.clone()), ..Auth::default() };
         let config = Config { listeners, auth, ..Config::default() };
-        let policies = Policies::load(&config).unwrap();
+        let policies = Policies::load(&config, &Arc::default()).unwrap();
         std::fs::remove_file(own).unwrap();
         std::fs::write(&shared, "topic b").unwrap();
         assert!(policies.read_anew(&config, &config.listeners, &[true, true]).is_err());
@@ -312,7 +339,7 @@ mod tests {
         std::fs::write(&path, "topic a").unwrap();
         let listeners = vec![Listener { acl_file: Some(path.clone()), allow_anonymous: Some(true), ..Listener::default() }];
         let config = Config { listeners, ..Config::default() };
-        let policies = Policies::load(&config).unwrap();
+        let policies = Policies::load(&config, &Arc::default()).unwrap();
         let rules = || policies.all().first().unwrap().load().shared_rules().cloned().unwrap();
         let first = rules();
         for (text, same) in [("# again\ntopic a", true), ("topic b", false)] {

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{self, AdminError, Pending, Readiness, View};
+use crate::backends::{self, BackendError, Backends, OnChange};
 use crate::bell::Bell;
 use crate::bridge::{Bridges, Reachable};
 use crate::codec::{QoS, ReasonCode};
@@ -70,6 +71,9 @@ pub enum StartError {
     /// The files of `[auth]` and of listeners.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The tables of `[auth]`.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// The HTTP interface.
     #[error(transparent)]
     Admin(#[from] AdminError),
@@ -147,6 +151,7 @@ struct Parts {
     store: Option<Store>,
     bridges: Arc<Bridges>,
     drain: Arc<Drain>,
+    backends: Option<backends::Handle>,
     listeners: usize,
     /// Bytes; none where it is not known.
     memory_limit: Option<u64>,
@@ -169,7 +174,8 @@ impl Server {
             },
             shared: config.shared_subscription_strategy,
         };
-        let policies = Arc::new(Policies::load(config)?);
+        let opened_backends = backends::Opened::open(&config.auth)?;
+        let policies = Arc::new(Policies::load(config, opened_backends.accounts())?);
         let logins = Arc::new(Logins::default());
         let opened = match config.persistence.enabled {
             true => Some(store::Opened::open(&config.data_dir, config.persistence.sync)?),
@@ -227,8 +233,10 @@ impl Server {
             bridges: Arc::clone(&bridges),
         };
         let drain = Arc::new(Drain::new(Arc::clone(&router), Box::new(around), clock::now()));
-        let parts =
-            Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, drain, listeners: bound.len(), memory_limit });
+        let backends = opened_backends.start(judge_named(&router, &policies))?;
+        let asked = backends.as_ref().map(|handle| handle.backends().clone());
+        let listeners = bound.len();
+        let parts = Arc::new(Parts { router: Arc::clone(&router), mesh, store, bridges, drain, backends, listeners, memory_limit });
         let admin = admin::start(config, Arc::clone(&parts) as Arc<dyn View>)?;
 
         let (stop, stopped) = watch::channel(false);
@@ -245,7 +253,13 @@ impl Server {
                     rate: one.max_connection_rate.or(config.limits.max_connection_rate),
                     handshakes: handshakes.clone(),
                 };
-                let terms = Arc::new(terms(config, one, Arc::clone(policy), Arc::clone(&logins), Arc::clone(policies.reserved())));
+                let terms = Arc::new(terms(
+                    config,
+                    one,
+                    Arc::clone(policy),
+                    (Arc::clone(&logins), asked.clone()),
+                    Arc::clone(policies.reserved()),
+                ));
                 task::spawn("listener", bound.run(Arc::clone(&router), terms, connections, stopped.clone()))
             })
             .collect();
@@ -439,7 +453,8 @@ impl Others for Surroundings {
 impl View for Parts {
     fn readiness(&self) -> Readiness {
         let peers = self.mesh.as_ref().map_or(0, |mesh| mesh.links().len());
-        Readiness { ready: self.drain.is_serving(), listeners: self.listeners, peers }
+        let failing = self.backends.as_ref().map(backends::Handle::failing).unwrap_or_default();
+        Readiness { ready: self.drain.is_serving(), listeners: self.listeners, peers, auth_failing: failing }
     }
 
     fn drain_status(&self) -> DrainStatus {
@@ -488,6 +503,7 @@ impl View for Parts {
             samples.extend(mesh.samples());
         }
         samples.extend(self.bridges.samples());
+        samples.extend(self.backends.iter().flat_map(backends::Handle::samples));
         samples
     }
 }
@@ -532,6 +548,16 @@ fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Rest
     router.judge_anew(&mut batch, |access| policies.judge(access), now);
     router.finish(&mut batch, now);
     (store, restored.log)
+}
+
+/// What becomes of the sessions of users of whom a backend has said something new.
+fn judge_named(router: &Arc<Router>, policies: &Arc<Policies>) -> OnChange {
+    let (router, policies) = (Arc::clone(router), Arc::clone(policies));
+    Box::new(move |names| {
+        let (mut batch, now) = (Batch::default(), clock::now());
+        router.judge_anew(&mut batch, |access| policies.judge_named(names, access), now);
+        router.finish(&mut batch, now);
+    })
 }
 
 /// A broker that is in no mesh any more needs nothing of what it knew of one.
@@ -784,10 +810,17 @@ fn memory_limit(config: &Config) -> Option<u64> {
     Some(limit)
 }
 
-fn terms(config: &Config, listener: &Listener, policy: CurrentPolicy, logins: Arc<Logins>, reserved: ReservedIds) -> Terms {
+fn terms(
+    config: &Config,
+    listener: &Listener,
+    policy: CurrentPolicy,
+    (logins, backends): (Arc<Logins>, Option<Backends>),
+    reserved: ReservedIds,
+) -> Terms {
     Terms {
         policy,
         logins,
+        backends,
         packet_bytes_max: listener.max_packet_size.unwrap_or(config.limits.max_packet_size),
         inflight_max: config.limits.max_inflight_messages,
         keep_alive_max_seconds: config.limits.max_keepalive,

@@ -52,7 +52,7 @@ pub trait View: Send + Sync + 'static {
 }
 
 /// The answer of `/readyz`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Readiness {
     /// Every listener is open, and the broker is not to be left. Peers are not waited for: in a roll-out the first broker would wait for ever.
     pub ready: bool,
@@ -60,6 +60,9 @@ pub struct Readiness {
     pub listeners: usize,
     /// Peers with which a link is up.
     pub peers: usize,
+    /// Backends of `[auth]` that cannot be asked, or do not answer. Whoever is in goes on, so the broker is ready all the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub auth_failing: Vec<&'static str>,
 }
 
 /// Why the HTTP interface could not start.
@@ -169,7 +172,7 @@ mod tests {
 
     impl View for Alone {
         fn readiness(&self) -> Readiness {
-            Readiness { ready: self.ready, listeners: 1, peers: 0 }
+            Readiness { ready: self.ready, listeners: 1, peers: 0, auth_failing: Vec::new() }
         }
 
         fn topology(&self) -> Option<Topology> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::account::{Account, Backend};
 use super::acl::{Asking, Right, Rules};
 use super::password::Record;
 
@@ -22,6 +23,15 @@ pub enum Identity {
         /// The name.
         name: Arc<str>,
     },
+    /// A user of whom a backend outside of this broker knows.
+    Vouched {
+        /// Which.
+        by: Backend,
+        /// The name.
+        name: Arc<str>,
+        /// What the backend said when the client came in. None: that was before a restart, and it has not been asked since.
+        account: Option<Arc<Account>>,
+    },
     /// The broker itself, for one of its bridges. No client is that.
     Bridge {
         /// Of the bridge's session.
@@ -37,7 +47,7 @@ impl Identity {
     pub fn user(&self) -> Option<&str> {
         match self {
             Self::Anonymous | Self::Bridge { .. } | Self::Unknown => None,
-            Self::User { name, .. } | Self::Certified { name } => Some(name),
+            Self::User { name, .. } | Self::Certified { name } | Self::Vouched { name, .. } => Some(name),
         }
     }
 
@@ -66,15 +76,36 @@ pub struct Place {
 pub struct Access {
     identity: Identity,
     place: Place,
-    /// None: there are no rules, and everything is allowed.
-    rules: Option<Arc<Rules>>,
+    rights: Rights,
+}
+
+#[derive(Clone, Debug)]
+enum Rights {
+    /// There are no rules, and everything is allowed.
+    All,
+    Rules(Arc<Rules>),
+    /// Nobody has said yet. What is for a session is kept for it; nobody speaks for it.
+    Awaited,
 }
 
 impl Access {
     /// Of whoever came in as that at the listener there.
     #[must_use]
     pub fn new(identity: Identity, place: Place, rules: Option<Arc<Rules>>) -> Self {
-        Self { identity, place, rules }
+        Self { identity, place, rights: rules.map_or(Rights::All, Rights::Rules) }
+    }
+
+    /// Of a session whose user's backend is still to be asked: messages wait in it for its client, who gets rights of its own when it comes in, by which each of
+    /// them is judged again.
+    #[must_use]
+    pub fn awaited(identity: Identity, place: Place) -> Self {
+        Self { identity, place, rights: Rights::Awaited }
+    }
+
+    /// Whether it is not known yet what the client may do.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        matches!(self.rights, Rights::Awaited)
     }
 
     /// Of the same client when it is shut out: it may do nothing.
@@ -102,6 +133,7 @@ impl Access {
             Identity::Anonymous => ('a', ""),
             Identity::User { name, .. } => ('u', &**name),
             Identity::Certified { name } => ('c', &**name),
+            Identity::Vouched { by, name, .. } => (by.letter(), &**name),
             Identity::Bridge { client_id } => ('b', &**client_id),
             Identity::Unknown => return Arc::default(),
         };
@@ -127,7 +159,7 @@ impl Access {
                 "u" => Identity::User { name: name.into(), record: None },
                 "c" => Identity::Certified { name: name.into() },
                 "b" => Identity::Bridge { client_id: name.into() },
-                _ => return None,
+                _ => Identity::Vouched { by: Backend::of_letter(kind)?, name: name.into(), account: None },
             };
             Some((identity, place))
         };
@@ -138,16 +170,17 @@ impl Access {
     /// Whether there is anything that the client may not do.
     #[must_use]
     pub fn has_rules(&self) -> bool {
-        self.rules.is_some()
+        !matches!(self.rights, Rights::All)
     }
 
     /// Whether both grant a client the same by the same rules: what was decided with one holds with the other. Rules that were read anew are the same
     /// where nothing in them has changed.
     #[must_use]
     pub fn grants_same(&self, other: &Self) -> bool {
-        let same_rules = match (&self.rules, &other.rules) {
-            (None, None) => return true,
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        let same_rules = match (&self.rights, &other.rights) {
+            (Rights::All, Rights::All) => return true,
+            (Rights::Rules(a), Rights::Rules(b)) => Arc::ptr_eq(a, b),
+            (Rights::Awaited, Rights::Awaited) => true,
             _ => false,
         };
         same_rules && self.identity.user() == other.identity.user()
@@ -156,20 +189,32 @@ impl Access {
     /// Whether the client may publish to a topic.
     #[must_use]
     pub fn may_publish(&self, client_id: &str, topic: &str) -> bool {
-        self.rules.as_ref().is_none_or(|rules| rules.allow(self.asking(client_id), Right::Write, topic))
+        match &self.rights {
+            Rights::All => true,
+            Rights::Rules(rules) => rules.allow(self.asking(client_id), Right::Write, topic),
+            Rights::Awaited => false,
+        }
     }
 
     /// Whether the client may get what is published to a topic.
     #[must_use]
     pub fn may_receive(&self, client_id: &str, topic: &str) -> bool {
-        self.rules.as_ref().is_none_or(|rules| rules.allow(self.asking(client_id), Right::Read, topic))
+        match &self.rights {
+            Rights::All => true,
+            Rights::Rules(rules) => rules.allow(self.asking(client_id), Right::Read, topic),
+            Rights::Awaited => true,
+        }
     }
 
     /// Whether a subscription could bring the client anything: not if its rules grant none of what `filter` (checked, without a share name)
     /// matches. What of it the client gets is [`Access::may_receive`]'s to say, message by message.
     #[must_use]
     pub fn may_subscribe(&self, client_id: &str, filter: &str) -> bool {
-        self.rules.as_ref().is_none_or(|rules| rules.allow_some(self.asking(client_id), filter))
+        match &self.rights {
+            Rights::All => true,
+            Rights::Rules(rules) => rules.allow_some(self.asking(client_id), filter),
+            Rights::Awaited => false,
+        }
     }
 
     fn asking<'a>(&'a self, client_id: &'a str) -> Asking<'a> {
@@ -193,7 +238,8 @@ mod tests {
     fn owners_are_known_again_and_may_do_nothing_until_they_are_judged() {
         let user = Identity::User { name: "a:b c".into(), record: None };
         let bridge = Identity::Bridge { client_id: "bridge-x".into() };
-        for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }, bridge] {
+        let vouched = Identity::Vouched { by: Backend::Sql, name: "bob".into(), account: None };
+        for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }, bridge, vouched] {
             for bind in ["[::1]:1883", "unix:/run/ü:7", ""] {
                 let here = Place { index: Some(7), bind: bind.into() };
                 let access = Access::of_owner(&Access::new(identity.clone(), here, None).owner());
@@ -204,6 +250,7 @@ mod tests {
                 Identity::User { name, .. } => format!("u7:{name}"),
                 Identity::Certified { name } => format!("c7:{name}"),
                 Identity::Bridge { client_id } => format!("b7:{client_id}"),
+                Identity::Vouched { name, .. } => format!("s7:{name}"),
                 Identity::Unknown => String::new(),
             };
             let access = Access::of_owner(&old);

@@ -47,7 +47,16 @@ pub struct Rules {
     anonymous: Section,
     users: HashMap<Box<str>, Section, ahash::RandomState>,
     patterns: Section,
+    /// What may be subscribed to, where that is said apart ([`Rules::of_rows`]).
+    subscriptions: Option<Vec<Box<str>>>,
 }
+
+/// What may be done with the topics of a row, in the numbers of Mosquitto's auth plug-ins, added.
+pub const MAY_READ: i64 = 1;
+/// See [`MAY_READ`].
+pub const MAY_WRITE: i64 = 2;
+/// See [`MAY_READ`].
+pub const MAY_SUBSCRIBE: i64 = 4;
 
 /// The rules that are asked together.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -101,13 +110,40 @@ impl Rules {
         if count == 0 { Err(FileError::whole(Problem::NoRules)) } else { Ok(rules) }
     }
 
+    /// Of one user, from rows of a database: a topic filter, in which a level `%c` is the client's id and a level `%u` its user name, and what may be
+    /// done with it. No rows grant nothing. A subscription is granted where a row with [`MAY_SUBSCRIBE`] has all that it matches; what it brings is for
+    /// rows with [`MAY_READ`] to grant. A row that is not understood grants nothing; the first of these is told.
+    pub fn of_rows<'a>(rows: impl IntoIterator<Item = (&'a str, i64)>) -> (Self, Option<Problem>) {
+        let (mut patterns, mut subscriptions, mut first) = (Section::default(), Vec::new(), None);
+        for (filter, access) in rows {
+            let is_sum = access & !(MAY_READ | MAY_WRITE | MAY_SUBSCRIBE) == 0;
+            let checked = if is_sum { check_rule(filter, true) } else { Err(Problem::Access { access }) };
+            if let Err(problem) = checked {
+                first.get_or_insert(problem);
+                continue;
+            }
+            let (read, write) = (access & MAY_READ != 0, access & MAY_WRITE != 0);
+            if read || write {
+                patterns.granted.push(Grant { filter: filter.into(), read, write });
+            }
+            if access & MAY_SUBSCRIBE != 0 {
+                subscriptions.push(filter.into());
+            }
+        }
+        (Self { patterns, subscriptions: Some(subscriptions), ..Self::default() }, first)
+    }
+
     /// Whether the client may do that with the topic.
     pub(super) fn allow(&self, asking: Asking<'_>, right: Right, name: &str) -> bool {
         self.decide(asking, right, |filter| topic::matches(filter, name), |filter| topic::matches(filter, name))
     }
 
-    /// Whether the client may receive anything that `filter` (checked, without a share name) matches.
+    /// Whether the client may receive anything that `filter` (checked, without a share name) matches; where it is said apart what may be subscribed to,
+    /// whether that is all of it.
     pub(super) fn allow_some(&self, asking: Asking<'_>, filter: &str) -> bool {
+        if let Some(all) = &self.subscriptions {
+            return all.iter().any(|rule| fill_granted(rule, asking).is_some_and(|rule| covers(&rule, filter)));
+        }
         self.decide(asking, Right::Read, |rule| covers(rule, filter), |rule| overlap(rule, filter))
     }
 
@@ -137,12 +173,7 @@ impl Section {
             Some((word, filter)) => (Kind::parse(word)?, filter.trim_start()),
         };
         // `topic read` is the topic `read`, as in Mosquitto: a kind without a topic cannot be told from it.
-        if topic::parse_filter(filter)?.share.is_some() {
-            return Err(Problem::Shared);
-        }
-        if is_pattern {
-            check_pattern(filter)?;
-        }
+        check_rule(filter, is_pattern)?;
         match kind {
             Kind::Deny => self.denied.push(filter.into()),
             Kind::Grant { read, write } => self.granted.push(Grant { filter: filter.into(), read, write }),
@@ -191,6 +222,13 @@ pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = (usize, Result<&str, Pr
         });
         Some((number, line))
     })
+}
+
+fn check_rule(filter: &str, is_pattern: bool) -> Result<(), Problem> {
+    if topic::parse_filter(filter)?.share.is_some() {
+        return Err(Problem::Shared);
+    }
+    if is_pattern { check_pattern(filter) } else { Ok(()) }
 }
 
 fn check_pattern(filter: &str) -> Result<(), Problem> {
@@ -304,6 +342,44 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_database_grant_what_they_say_and_no_name_widens_them() {
+        let rows = [("own/%u/%c", 7), ("r/#", 1), ("w", 2), ("s/#", 4), ("x/%u-x", 7), ("#", 8), ("$share/g/t", 7), ("n", 0)];
+        let (rules, left_out) = Rules::of_rows(rows);
+        assert!(matches!(left_out, Some(Problem::PartOfLevel { .. })), "{left_out:?}");
+        for (user, client_id, topic, read, write, subscribe) in [
+            ("bob", "c", "own/bob/c", true, true, true),
+            ("bob", "d", "own/bob/c", false, false, false),
+            ("bob", "c", "r/a", true, false, false),
+            ("bob", "c", "w", false, true, false),
+            ("bob", "c", "s/a/b", false, false, true),
+            ("bob", "c", "n", false, false, false),
+            ("bob", "c", "x/bob-x", false, false, false),
+            ("bob", "c", "anything", false, false, false),
+            ("+", "#", "own/bob/c", false, false, false),
+            ("+/#", "c", "own/a/b", false, false, false),
+            ("a/b", "c", "own/a/b/c", false, false, false),
+            ("%c", "c", "own/c/c", false, false, false),
+        ] {
+            let asking = asking(user, client_id);
+            let found = (
+                rules.allow(asking, Right::Read, topic),
+                rules.allow(asking, Right::Write, topic),
+                rules.allow_some(asking, topic),
+            );
+            assert_eq!(found, (read, write, subscribe), "{user} {client_id} {topic}");
+        }
+        // All of a filter, not a part of it.
+        for (filter, may) in [("s/#", true), ("s/+/x", true), ("#", false), ("+", false), ("own/bob/+", false), ("own/bob/c", true)]
+        {
+            assert_eq!(rules.allow_some(asking("bob", "c"), filter), may, "{filter}");
+        }
+        let (none, left_out) = Rules::of_rows([]);
+        assert!(
+            left_out.is_none() && !none.allow(asking("bob", "c"), Right::Read, "t") && !none.allow_some(asking("bob", "c"), "t")
+        );
+    }
+
+    #[test]
     fn the_grammar() {
         let text = "\u{feff}# comment\r\n\n  \ntopic a/#\r\ntopic read b\ntopic  write  c d\nuser  bob the builder \n# topic x\ntopic deny a/secret\n\
                     topic readwrite a/#\npattern read %c/%u/+\nuser bob the builder\ntopic write z\n";
@@ -321,6 +397,7 @@ mod tests {
                 anonymous: section(&[], &[("a/#", true, true), ("b", true, false), ("c d", false, true)]),
                 users: HashMap::from_iter([("bob the builder".into(), bob)]),
                 patterns: section(&[], &[("%c/%u/+", true, false)]),
+                subscriptions: None,
             }
         );
     }

@@ -66,6 +66,12 @@ pub enum Problem {
         /// The level, shortened.
         level: Box<str>,
     },
+    /// A number that says nothing.
+    #[error("the access {access} is no sum of 1 (read), 2 (write) and 4 (subscribe)")]
+    Access {
+        /// The number.
+        access: i64,
+    },
     /// A password file without users.
     #[error("no user in it, so that nobody could log in; add one with `mqtt-st-quic passwd FILE NAME`, or leave password_file out")]
     NoUsers,
@@ -85,7 +91,7 @@ pub enum Problem {
     },
     /// What follows the user name is no hash that is known. It may be the password itself and is not shown.
     #[error(
-        "what follows user {user:?} is no hash ($6$, $7$, $argon2id$ or SCRAM-SHA-256$); if it is a file of plain passwords, \
+        "what follows user {user:?} is no hash ($6$, $7$, $argon2id$, SCRAM-SHA-256$, PBKDF2$ or $2b$); if it is a file of plain passwords, \
          `mqtt-st-quic passwd -U FILE` hashes them"
     )]
     Plain {

@@ -14,6 +14,7 @@
 //! (SCRAM-SHA-256), RFC 5803 (its records), RFC 4013 (SASLprep), RFC 8018 (PBKDF2), RFC 9106 (Argon2).
 
 mod access;
+mod account;
 mod acl;
 mod error;
 mod password;
@@ -22,7 +23,8 @@ mod scram;
 mod users;
 
 pub use access::{Access, Identity, Place};
-pub use acl::Rules;
+pub use account::{Account, Accounts, Backend, Granted, Known, Remembered};
+pub use acl::{MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Rules};
 pub use error::{FileError, Problem};
 pub use password::{Hash, Record, Unusable};
 pub use policy::{Claim, Policy, Standing};

@@ -6,6 +6,8 @@
 //! | `$7$ITERATIONS$SALT$HASH` | PBKDF2 with HMAC-SHA-512, Mosquitto 2 |
 //! | `$argon2id$v=19$m=KIB,t=PASSES,p=LANES$SALT$HASH` | Argon2id, RFC 9106, Mosquitto 2.1 |
 //! | `SCRAM-SHA-256$ITERATIONS:SALT$STOREDKEY:SERVERKEY` | RFC 5803; for SCRAM and for plain passwords |
+//! | `PBKDF2$sha256$ITERATIONS$SALT$HASH`, or `sha512` | PBKDF2 as the plug-ins mosquitto-auth-plug and mosquitto-go-auth write it; read only |
+//! | `$2b$COST$...`, `$2a$`, `$2y$` | bcrypt, as web applications write it; read only |
 //!
 //! Nothing here is stored that a client could log in with, but for SCRAM's server key, with which somebody could pose as the broker.
 
@@ -24,6 +26,8 @@ const ITERATIONS_DEFAULT: u32 = 1_000;
 const SCRAM_ITERATIONS_DEFAULT: u32 = 15_000;
 /// See [`SCRAM_ITERATIONS_DEFAULT`]; clients refuse less.
 const SCRAM_ITERATIONS_MIN: u32 = 4_096;
+/// What a check takes where no user is known to whom it could be like.
+const DECOY_ITERATIONS: u32 = 50_000;
 /// Above this one log-in would keep a processor for seconds.
 const ITERATIONS_MAX: u32 = 2_000_000;
 /// What Argon2id is told: as Mosquitto 2.1, and one of the choices of OWASP.
@@ -51,6 +55,12 @@ const SHA_512: &str = "$6$";
 const PBKDF2: &str = "$7$";
 const ARGON2ID: &str = "$argon2id$";
 const SCRAM: &str = "SCRAM-SHA-256$";
+const PLUGIN: &str = "PBKDF2$";
+const BCRYPT: [&str; 3] = ["$2a$", "$2b$", "$2y$"];
+/// Above this, 2 to the power of it, one log-in would keep a processor for seconds.
+const BCRYPT_COST_MAX: u32 = 14;
+/// What is shorter than this, or longer, is no bcrypt, bytes.
+const BCRYPT_BYTES: usize = 60;
 
 /// How a new password is hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +114,9 @@ pub enum Unusable {
     /// The algorithm takes a count of iterations only where it has one.
     #[error("this kind of hash has no count of iterations")]
     NoIterations,
+    /// A cost of bcrypt that it does not allow, or that is unbearable.
+    #[error("bcrypt's cost {0}; from 4 to {BCRYPT_COST_MAX} are accepted")]
+    Bcrypt(u32),
     /// A password that SASLprep does not allow (RFC 4013): control characters, or not UTF-8.
     #[error("the password has characters that SCRAM does not allow (RFC 4013)")]
     Saslprep,
@@ -115,10 +128,36 @@ pub struct Record(Kind);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Kind {
-    Sha512 { salt: Box<[u8]>, hash: [u8; HASH_BYTES] },
-    Pbkdf2 { iterations: u32, salt: Box<[u8]>, hash: [u8; HASH_BYTES] },
-    Argon2id { cost: Argon2Cost, salt: Box<[u8]>, hash: Box<[u8]> },
+    Sha512 {
+        salt: Box<[u8]>,
+        hash: [u8; HASH_BYTES],
+    },
+    Pbkdf2 {
+        iterations: u32,
+        salt: Box<[u8]>,
+        hash: [u8; HASH_BYTES],
+    },
+    Argon2id {
+        cost: Argon2Cost,
+        salt: Box<[u8]>,
+        hash: Box<[u8]>,
+    },
     Scram(ScramKeys),
+    Plugin(PluginHash),
+    /// As it stands, checked.
+    Bcrypt {
+        cost: u32,
+        text: Box<str>,
+    },
+}
+
+/// The one plug-in takes the salt's text for the salt, the other what it says in Base64; which of them wrote it cannot be told.
+#[derive(Clone, PartialEq, Eq)]
+struct PluginHash {
+    is_sha512: bool,
+    iterations: u32,
+    salt: Box<str>,
+    hash: Box<[u8]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -153,6 +192,11 @@ impl Record {
             Kind::Pbkdf2 { iterations, salt, .. } => (1, [*iterations, 0, 0], salt),
             Kind::Argon2id { cost, salt, .. } => (2, [cost.memory_kib, cost.passes, cost.lanes], salt),
             Kind::Scram(keys) => (3, [keys.iterations, 0, 0], &keys.salt),
+            Kind::Plugin(PluginHash { is_sha512, iterations, salt, hash }) => {
+                let numbers = [*iterations, (*is_sha512).into(), u32::try_from(hash.len()).unwrap_or(u32::MAX)];
+                return Cost { kind: 4, numbers, salt_bytes: salt.len() };
+            }
+            Kind::Bcrypt { cost, text } => return Cost { kind: 5, numbers: [*cost, 0, 0], salt_bytes: text.len() },
         };
         Cost { kind, numbers, salt_bytes: salt.len() }
     }
@@ -187,6 +231,12 @@ impl Record {
         Ok(Self(kind))
     }
 
+    /// Of no password.
+    pub(super) fn decoy() -> Self {
+        let salt: Box<[u8]> = rand::random::<[u8; SALT_BYTES]>().into();
+        Self(Kind::Pbkdf2 { iterations: DECOY_ITERATIONS, salt, hash: std::array::from_fn(|_| rand::random()) })
+    }
+
     /// Reads what stands behind the user name in a password file.
     ///
     /// # Errors
@@ -218,6 +268,11 @@ impl Record {
                 stored_key: exactly(&decode(stored, &STANDARD)?)?,
                 server_key: exactly(&decode(server, &STANDARD)?)?,
             })
+        } else if let Some(rest) = text.strip_prefix(PLUGIN) {
+            Kind::Plugin(PluginHash::parse(rest)?)
+        } else if BCRYPT.iter().any(|prefix| text.starts_with(prefix)) {
+            let cost = bcrypt_cost(text)?;
+            Kind::Bcrypt { cost, text: text.into() }
         } else {
             return Err(Unusable::Unknown);
         };
@@ -239,6 +294,8 @@ impl Record {
                 let found = ScramKeys::new(password, keys.salt.clone(), keys.iterations);
                 found.is_some_and(|found| found.stored_key.ct_eq(&keys.stored_key).into())
             }
+            Kind::Plugin(hash) => hash.verify(password),
+            Kind::Bcrypt { text, .. } => bcrypt::verify(password, text).unwrap_or(false),
         }
     }
 
@@ -265,6 +322,11 @@ impl fmt::Display for Record {
             Kind::Scram(ScramKeys { iterations, salt, stored_key, server_key }) => {
                 write!(f, "{SCRAM}{iterations}:{}${}:{}", padded(salt), padded(stored_key), padded(server_key))
             }
+            Kind::Plugin(PluginHash { is_sha512, iterations, salt, hash }) => {
+                let digest = if *is_sha512 { "sha512" } else { "sha256" };
+                write!(f, "{PLUGIN}{digest}${iterations}${salt}${}", padded(hash))
+            }
+            Kind::Bcrypt { text, .. } => f.write_str(text),
         }
     }
 }
@@ -276,6 +338,8 @@ impl fmt::Debug for Record {
             Kind::Pbkdf2 { .. } => "Record($7$)",
             Kind::Argon2id { .. } => "Record($argon2id$)",
             Kind::Scram(_) => "Record(SCRAM-SHA-256)",
+            Kind::Plugin(_) => "Record(PBKDF2$)",
+            Kind::Bcrypt { .. } => "Record(bcrypt)",
         })
     }
 }
@@ -303,6 +367,51 @@ impl Argon2Cost {
         let argon2 = Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, self.params(out.len())?);
         argon2.hash_password_into(password, salt, out).map_err(|_| self.unusable())
     }
+}
+
+impl PluginHash {
+    /// What stands behind `PBKDF2$`.
+    fn parse(text: &str) -> Result<Self, Unusable> {
+        let [digest, iterations, salt, hash] = parts(text, '$')?;
+        let is_sha512 = match digest {
+            "sha256" => false,
+            "sha512" => true,
+            _ => return Err(Unusable::Unknown),
+        };
+        let hash = decode(hash, &STANDARD)?;
+        if !(16..=HASH_BYTES).contains(&hash.len()) {
+            return Err(Unusable::Length(hash.len()));
+        }
+        if !(8..=SALT_BYTES_MAX).contains(&salt.len()) {
+            return Err(Unusable::Length(salt.len()));
+        }
+        Ok(Self { is_sha512, iterations: check_iterations(number(iterations)?, 1)?, salt: salt.into(), hash: hash.into() })
+    }
+
+    fn verify(&self, password: &[u8]) -> bool {
+        let is_good = |salt: &[u8]| {
+            let mut found = vec![0; self.hash.len()];
+            match self.is_sha512 {
+                true => pbkdf2::pbkdf2_hmac::<Sha512>(password, salt, self.iterations, &mut found),
+                false => pbkdf2::pbkdf2_hmac::<Sha256>(password, salt, self.iterations, &mut found),
+            }
+            bool::from(found.ct_eq(&self.hash))
+        };
+        is_good(self.salt.as_bytes()) || STANDARD.decode(&*self.salt).is_ok_and(|salt| is_good(&salt))
+    }
+}
+
+/// Of text that begins as bcrypt's does.
+fn bcrypt_cost(text: &str) -> Result<u32, Unusable> {
+    if text.len() != BCRYPT_BYTES {
+        return Err(Unusable::Length(text.len()));
+    }
+    let [_, _, cost, rest] = parts(text, '$')?;
+    if !rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'/') {
+        return Err(Unusable::Base64);
+    }
+    let cost = number(cost)?;
+    if (4..=BCRYPT_COST_MAX).contains(&cost) { Ok(cost) } else { Err(Unusable::Bcrypt(cost)) }
 }
 
 impl ScramKeys {
@@ -427,6 +536,39 @@ mod tests {
         let record = Record::parse(text).unwrap();
         assert!(record.verify(b"password") && !record.verify(b"Password"));
         assert_eq!(record.to_string(), text);
+    }
+
+    #[test]
+    fn hashes_of_plug_ins_and_web_applications_are_read() {
+        for (text, password) in [
+            // pbkdf2-check.c of mosquitto-auth-plug: the salt is its text.
+            ("PBKDF2$sha256$10000$eytf9sEo8EprP9P3$2eO6tROHiqI3bm+gg+vpmWooWMpz1zji", "hello"),
+            // Python's hashlib.pbkdf2_hmac with the salt decoded, as mosquitto-go-auth does it.
+            ("PBKDF2$sha256$1000$c2FsdHNhbHRzYWx0c2FsdA==$xPtC4aQfrHLOSvRtiZU27kFX0pKUApJLNyyiYPHQ6AY=", "hello"),
+            // crypt(3).
+            ("$2b$04$abcdefghijklmnopqrstuuwHJMEGjfAzmL1lWmUmlphguIbWfjYey", "hello"),
+        ] {
+            let record = Record::parse(text).unwrap();
+            assert!(record.verify(password.as_bytes()) && !record.verify(b"Hello") && !record.verify(b""), "{text}");
+            assert_eq!(record.to_string(), text);
+        }
+        let sha512 = "PBKDF2$sha512$1000$c2FsdHNhbHRzYWx0c2FsdA==$";
+        let hash = |salt: &[u8]| format!("{sha512}{}", STANDARD.encode(pbkdf2(b"hello", salt, 1_000)));
+        for salt in [&b"saltsaltsaltsalt"[..], b"c2FsdHNhbHRzYWx0c2FsdA=="] {
+            assert!(Record::parse(&hash(salt)).unwrap().verify(b"hello"));
+        }
+        for (text, why) in [
+            ("PBKDF2$md5$1000$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAA", Unusable::Unknown),
+            ("PBKDF2$sha256$1000$c2FsdHNhbHQ", Unusable::Parts),
+            ("PBKDF2$sha256$0$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAA", Unusable::Iterations { given: 0, least: 1 }),
+            ("PBKDF2$sha256$9$c2FsdHNhbHQ$AAAA", Unusable::Length(3)),
+            ("PBKDF2$sha256$9$c2$AAAAAAAAAAAAAAAAAAAAAAAA", Unusable::Length(2)),
+            ("$2b$15$abcdefghijklmnopqrstuuwHJMEGjfAzmL1lWmUmlphguIbWfjYey", Unusable::Bcrypt(15)),
+            ("$2b$04$abcdefghijklmnopqrstuuwHJMEGjfAzmL1lWmUmlphguIbWfj!ey", Unusable::Base64),
+            ("$2b$04$short", Unusable::Length(12)),
+        ] {
+            assert_eq!(Record::parse(text).unwrap_err(), why, "{text}");
+        }
     }
 
     #[test]

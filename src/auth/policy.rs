@@ -1,8 +1,9 @@
 //! What holds at one listener: whether anonymous clients may come in, who its users are, and the rules for all of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::access::{Access, Identity, Place};
+use super::account::{Account, Accounts, Backend, Granted, Known};
 use super::acl::Rules;
 use super::password::Record;
 use super::users::Users;
@@ -15,6 +16,10 @@ pub struct Policy {
     place: Place,
     users: Option<Arc<Users>>,
     rules: Option<Arc<Rules>>,
+    /// Who is asked about a user, in this order.
+    backends: Arc<[Backend]>,
+    /// What those of them have said that are no files.
+    accounts: Arc<[Arc<Accounts>]>,
 }
 
 /// What becomes of a client that shows what a CONNECT has room for.
@@ -35,6 +40,8 @@ pub enum Claim {
         /// Of a password like most.
         record: Arc<Record>,
     },
+    /// The backends are to be asked, one after the other.
+    Ask,
     /// A name without a password: the same reason code, whether or not there is such a user.
     NoPassword,
     /// Reason code 0x87, 5 before MQTT 5.
@@ -50,6 +57,8 @@ pub enum Standing {
     Unsure(Arc<Access>),
     /// Its user has another password now: whoever is connected must show that. The session is still the user's.
     PasswordChanged(Arc<Access>),
+    /// Nothing has changed for it.
+    Same,
     /// Its user is no more: neither connection nor session goes on. What he could do if he were still here.
     Gone(Arc<Access>),
 }
@@ -59,7 +68,20 @@ impl Policy {
     #[must_use]
     pub fn new(place: Place, allow_anonymous: bool, users: Option<Arc<Users>>, rules: Option<Arc<Rules>>) -> Self {
         let anonymous = allow_anonymous.then(|| Arc::new(Access::new(Identity::Anonymous, place.clone(), rules.clone())));
-        Self { anonymous, place, users, rules }
+        let backends = Arc::from([Backend::Certificate, Backend::File]);
+        Self { anonymous, place, users, rules, backends, accounts: Arc::default() }
+    }
+
+    /// The same, asking these in this order. `accounts` has what is known of those that are no files.
+    #[must_use]
+    pub fn asking(self, backends: Arc<[Backend]>, accounts: Arc<[Arc<Accounts>]>) -> Self {
+        Self { backends, accounts, ..self }
+    }
+
+    /// Who is asked about a user, in this order.
+    #[must_use]
+    pub fn backends(&self) -> &[Backend] {
+        &self.backends
     }
 
     /// Of a bridge, by the client id of its session: whoever comes in under it is the broker itself, and may do everything.
@@ -67,7 +89,8 @@ impl Policy {
     pub fn of_bridge(client_id: &str) -> Self {
         let identity = Identity::Bridge { client_id: client_id.into() };
         let place = Place::default();
-        Self { anonymous: Some(Arc::new(Access::new(identity, place.clone(), None))), place, users: None, rules: None }
+        let anonymous = Some(Arc::new(Access::new(identity, place.clone(), None)));
+        Self { anonymous, place, users: None, rules: None, backends: Arc::default(), accounts: Arc::default() }
     }
 
     /// Of which listener it is.
@@ -80,6 +103,13 @@ impl Policy {
     #[must_use]
     pub fn users(&self) -> Option<&Users> {
         self.users.as_deref()
+    }
+
+    /// Of a password like most: what is checked of who is no user.
+    #[must_use]
+    pub fn decoy(&self) -> &Arc<Record> {
+        static OTHERWISE: LazyLock<Arc<Record>> = LazyLock::new(|| Arc::new(Record::decoy()));
+        self.users.as_ref().map_or(&*OTHERWISE, |users| users.decoy())
     }
 
     /// The users, to be used again where nothing has changed.
@@ -97,6 +127,13 @@ impl Policy {
     /// Judges a client that named `user_name`, and sent a password or not.
     #[must_use]
     pub fn claim(&self, user_name: Option<&str>, has_password: bool) -> Claim {
+        if !self.accounts.is_empty() {
+            match has_password {
+                true if user_name.is_some() => return Claim::Ask,
+                false if user_name.is_some() => return Claim::NoPassword,
+                _ => {}
+            }
+        }
         match (user_name, &self.users) {
             (Some(name), Some(users)) => match users.find(name) {
                 _ if !has_password => Claim::NoPassword,
@@ -117,6 +154,15 @@ impl Policy {
         match (identity, &self.anonymous) {
             (Identity::Bridge { .. }, _) => Arc::new(Access::new(identity.clone(), Place::default(), None)),
             (Identity::Anonymous, Some(access)) => Arc::clone(access),
+            (Identity::Vouched { account: None, .. }, _) => Arc::new(Access::awaited(identity.clone(), self.place.clone())),
+            (Identity::Vouched { account: Some(account), .. }, _) => {
+                let rules = match account.granted() {
+                    Granted::All => None,
+                    Granted::AsListener => self.rules.clone(),
+                    Granted::Rules(rules) => Some(Arc::clone(rules)),
+                };
+                Arc::new(Access::new(identity.clone(), self.place.clone(), rules))
+            }
             _ => Arc::new(Access::new(identity.clone(), self.place.clone(), self.rules.clone())),
         }
     }
@@ -132,6 +178,26 @@ impl Policy {
                 Some((_, now)) if record.as_ref().is_none_or(|record| record == now) => Standing::Good(self.admit(identity)),
                 Some(_) => Standing::PasswordChanged(self.admit(identity)),
                 None => Standing::Gone(self.admit(identity)),
+            },
+            Identity::Vouched { by, name, account } => self.judge_vouched(*by, name, account.as_ref()),
+        }
+    }
+
+    /// By what its backend has said last. Of whom it has not been asked yet nothing is decided.
+    fn judge_vouched(&self, by: Backend, name: &Arc<str>, before: Option<&Arc<Account>>) -> Standing {
+        let Some(accounts) = self.accounts.iter().find(|accounts| accounts.by() == by) else {
+            return Standing::Gone(Arc::new(Access::new(Identity::Unknown, self.place.clone(), Some(Arc::default()))));
+        };
+        let (name, known) = accounts.follow(name);
+        let admit = |account: Option<&Arc<Account>>| {
+            self.admit(&Identity::Vouched { by, name: Arc::clone(&name), account: account.cloned() })
+        };
+        match known {
+            Known::Awaited => Standing::Good(admit(before)),
+            Known::Nobody => Standing::Gone(admit(before)),
+            Known::Somebody(now) => match before {
+                Some(before) if before.record() != now.record() => Standing::PasswordChanged(admit(Some(&now))),
+                _ => Standing::Good(admit(Some(&now))),
             },
         }
     }
@@ -171,6 +237,7 @@ mod tests {
                 Claim::Check { name, .. } if &*name == "bob" => "check",
                 Claim::Check { .. } => "check another",
                 Claim::Nobody { .. } => "nobody",
+                Claim::Ask => "ask",
                 Claim::NoPassword => "no password",
                 Claim::NotAllowed => "not allowed",
             };
@@ -197,11 +264,53 @@ mod tests {
         ] {
             let found = match policy(allow_anonymous, users).judge(identity) {
                 Standing::Good(_) => "good",
+                Standing::Same => "same",
                 Standing::PasswordChanged(_) => "changed",
                 Standing::Gone(_) => "gone",
                 Standing::Unsure(_) => "unsure",
             };
             assert_eq!(found, expected, "{identity:?} {allow_anonymous}");
         }
+    }
+
+    #[test]
+    fn users_of_a_backend_are_judged_by_its_last_word() {
+        use std::time::{Duration, Instant};
+        #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+        let now = Instant::now();
+        let accounts = Arc::new(Accounts::new(Backend::Sql, Duration::from_secs(60), Duration::from_secs(60)));
+        let rules = |topic| Granted::Rules(Arc::new(Rules::of_rows([(topic, 7)]).0));
+        let record = |salt: &str| Record::parse(&BOB.trim_end().trim_start_matches("bob:").replace("c2Fs", salt)).ok();
+        let policy = Policy::new(Place::default(), true, None, None).asking([Backend::Sql].into(), [Arc::clone(&accounts)].into());
+        for (name, has_password, expected) in
+            [(Some("bob"), true, "ask"), (Some("bob"), false, "no password"), (None, true, "granted")]
+        {
+            let found = match policy.claim(name, has_password) {
+                Claim::Ask => "ask",
+                Claim::NoPassword => "no password",
+                Claim::Granted(_) => "granted",
+                _ => "another",
+            };
+            assert_eq!(found, expected);
+        }
+        let may = |access: &Access| (access.may_publish("c", "t"), access.may_receive("c", "t"), access.may_subscribe("c", "t"));
+        // Of an earlier run: nobody has been asked.
+        let restored = Access::of_owner("s@0:bob");
+        assert_eq!(restored.owner(), "s@0:bob".into());
+        let Standing::Good(awaited) = policy.judge(restored.identity()) else { panic!("not gone") };
+        assert!(awaited.is_awaited() && may(&awaited) == (false, true, false), "it is kept for him");
+        accounts.learn("bob", Some(Account::new(record("c2Fs"), rules("t"))), now);
+        let Standing::Good(known) = policy.judge(awaited.identity()) else { panic!("not gone") };
+        assert!(!known.is_awaited() && may(&known) == (true, true, true) && known.identity().is_same_user(restored.identity()));
+        accounts.learn("bob", Some(Account::new(record("c2Fs"), rules("u"))), now);
+        let Standing::Good(other) = policy.judge(known.identity()) else { panic!("not gone") };
+        assert!(may(&other) == (false, false, false) && !other.grants_same(&known));
+        accounts.learn("bob", Some(Account::new(record("c3Fs"), Granted::All)), now);
+        let Standing::PasswordChanged(changed) = policy.judge(known.identity()) else { panic!("another password") };
+        assert_eq!(may(&changed), (true, true, true));
+        accounts.learn("bob", None, now);
+        assert!(matches!(policy.judge(known.identity()), Standing::Gone(_)));
+        let without = Policy::new(Place::default(), true, None, None);
+        assert!(matches!(without.judge(known.identity()), Standing::Gone(access) if may(&access) == (false, false, false)));
     }
 }

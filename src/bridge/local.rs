@@ -83,6 +83,7 @@ impl Local {
         let terms = Terms {
             policy: Arc::new(ArcSwap::from_pointee(Policy::of_bridge(&client_id))),
             logins: Arc::new(Logins::default()),
+            backends: None,
             packet_bytes_max: PACKET_BYTES_MAX,
             inflight_max,
             keep_alive_max_seconds: None,

@@ -10,6 +10,7 @@ use clap::Subcommand;
 use super::output::{print, say};
 use super::{log, settings::Settings};
 use crate::admin;
+use crate::backends;
 use crate::clock;
 use crate::config::{self, Config};
 use crate::listener;
@@ -54,11 +55,16 @@ pub(super) fn run(command: &Command) -> anyhow::Result<ExitCode> {
 fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = Settings::default().load(arguments.file.as_ref())?;
     log::check(&config.log)?;
-    Policies::load(&config)?;
+    Policies::load(&config, backends::Opened::open(&config.auth)?.accounts())?;
     for listener in &config.listeners {
         let auth = config.auth_of(listener);
         let by_certificate = listener.tls.as_ref().is_some_and(|tls| tls.use_identity_as_username || tls.use_subject_as_username);
-        if !(auth.allow_anonymous || auth.password_file.is_some() || by_certificate || listener.proxy_identity_as_username) {
+        if !(auth.allow_anonymous
+            || auth.password_file.is_some()
+            || auth.sql.is_some()
+            || by_certificate
+            || listener.proxy_identity_as_username)
+        {
             print(&format!(
                 "warning: listener {}: nobody can come in; name a password_file, or set allow_anonymous = true",
                 listener.bind

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
+mod auth;
 mod bounds;
 mod bridge;
 mod changes;
@@ -27,6 +28,7 @@ mod load;
 mod rules;
 mod units;
 
+pub use auth::{Auth, AuthBackend, AuthSql};
 pub use bounds::{Limits, QueueDrop};
 pub use bridge::{Bridge, BridgeDirection, BridgeTls, BridgeTopic, BridgeVersion};
 pub use error::{ConfigError, Place};
@@ -117,6 +119,7 @@ impl Config {
             allow_anonymous: listener.allow_anonymous.unwrap_or(self.auth.allow_anonymous),
             password_file: listener.password_file.clone().or_else(|| self.auth.password_file.clone()),
             acl_file: listener.acl_file.clone().or_else(|| self.auth.acl_file.clone()),
+            ..self.auth.clone()
         }
     }
 
@@ -471,20 +474,6 @@ pub enum SyncMode {
     Os,
 }
 
-/// Who may come in and what clients may do; each listener may say otherwise for itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Auth {
-    /// Whether a client without a user name may connect. Off as in Mosquitto; with no configuration at all, on.
-    pub allow_anonymous: bool,
-    /// File of user names and hashed passwords. `None`: nobody can log in with a password.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub password_file: Option<PathBuf>,
-    /// File of rules who may publish and receive what. `None`: whoever is in may do everything.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub acl_file: Option<PathBuf>,
-}
-
 /// `/healthz`, `/readyz` and `/metrics`, and nothing else: safe to open to probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -585,6 +574,7 @@ mod tests {
             mesh: Some(Mesh::default()),
             bridges: vec![Bridge::default()],
             health: Some(Health::default()),
+            auth: Auth { sql: Some(AuthSql::default()), ..Auth::default() },
             admin: Admin { bind: Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT)), token_file: None },
             ..Config::default()
         };
@@ -626,6 +616,8 @@ mod tests {
         assert!(limits.max_keepalive.is_some() && limits.memory_limit.is_some() && everything.admin.token_file.is_some());
         assert!(listener.allow_anonymous.is_some() && listener.password_file.is_some() && listener.acl_file.is_some());
         assert!(everything.auth.password_file.is_some() && everything.auth.acl_file.is_some());
+        let sql = everything.auth.sql.expect("a database");
+        assert!(sql.dsn_file.is_some() && sql.user_query.is_some() && sql.acl_query.is_some() && sql.superuser_query.is_some());
         let bridge = everything.bridges.first().expect("a bridge");
         assert!(bridge.remote_clientid.is_some() && bridge.remote_username.is_some() && bridge.local_clientid.is_some());
         assert!(bridge.remote_password_file.is_some() && bridge.notification_topic.is_some() && bridge.max_packet_size.is_some());

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Admin, Config, Discovery, Mesh, bridge, listener};
+use super::{Admin, Config, Discovery, Mesh, auth, bridge, listener};
 use crate::{limits, topic};
 
 /// The first rule that `config` breaks: the key, dotted, and what is wrong with it.
 pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
     check_name("name", &config.name)?;
     listener::check(&config.listeners)?;
+    auth::check(&config.auth)?;
     bridge::check(&config.bridges, check_name)?;
     check_admin(&config.admin)?;
     if let Some(mesh) = &config.mesh {

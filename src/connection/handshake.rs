@@ -30,7 +30,7 @@ use crate::topic;
 const REFUSAL_BYTES: usize = 5;
 
 /// The same for a user that there is not.
-const WRONG: &str = "wrong user name or password";
+pub(super) const WRONG: &str = "wrong user name or password";
 
 /// Turns of the runtime that a client's older connection gets for what it has to say still.
 const PREDECESSOR_TURNS: usize = 8;
@@ -113,9 +113,9 @@ async fn let_in(stream: &mut Stream, bytes: &[u8], peer: &Peer, router: &Arc<Rou
     // Time has passed.
     check_open(&connect, router)?;
     let accepted = open(&connect, peer, pipelined, &proven, &policy, router, terms)?;
-    // The rules may have changed while the password was looked at, and those who were in by then have been judged.
+    // The rules may have changed while the password was looked at, or what a backend says, and those who were in by then have been judged.
     let now_in_force = terms.policy.load();
-    if !Arc::ptr_eq(&now_in_force, &policy) {
+    if !Arc::ptr_eq(&now_in_force, &policy) || matches!(proven.identity, Identity::Vouched { .. }) {
         with_worker(|worker| {
             let (batch, now) = (&mut worker.scratch.batch, clock::now());
             router.judge_one(batch, &accepted.connection.subscriber, |access| now_in_force.judge(access.identity()), now);
@@ -159,14 +159,20 @@ struct Proven {
     method: Option<(&'static str, String)>,
 }
 
+impl Proven {
+    fn plainly(identity: Identity) -> Self {
+        Self { identity, method: None }
+    }
+}
+
 /// A client that is at the door.
-struct Guest<'a> {
+pub(super) struct Guest<'a> {
     stream: &'a mut Stream,
     /// What it has sent behind its CONNECT.
     rest: Vec<u8>,
-    connect: &'a Connect<'a>,
+    pub(super) connect: &'a Connect<'a>,
     peer: &'a Peer,
-    terms: &'a Terms,
+    pub(super) terms: &'a Terms,
 }
 
 impl Guest<'_> {
@@ -176,10 +182,11 @@ impl Guest<'_> {
             return self.authenticate_by(method, policy, since).await;
         }
         if let Some(name) = &self.peer.identity {
-            return Ok(Proven { identity: Identity::Certified { name: Arc::clone(name) }, method: None });
+            return self.certify(policy, name, since).await.map(Proven::plainly);
         }
         match policy.claim(self.connect.user_name, self.connect.password.is_some()) {
-            Claim::Granted(identity) => Ok(Proven { identity, method: None }),
+            Claim::Granted(identity) => Ok(Proven::plainly(identity)),
+            Claim::Ask => self.ask_backends(policy, since).await.map(Proven::plainly),
             Claim::NotAllowed => Err(self.refuse(ReasonCode::NotAuthorized, "anonymous clients may not come in here", since).await),
             Claim::NoPassword => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
             Claim::Nobody { record } => {
@@ -190,19 +197,19 @@ impl Guest<'_> {
                 })
             }
             Claim::Check { name, record } => match self.verify(&name, true, &record).await {
-                Found::Good => Ok(Proven { identity: Identity::User { name, record: Some(record) }, method: None }),
+                Found::Good => Ok(Proven::plainly(Identity::User { name, record: Some(record) })),
                 Found::Wrong => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
                 Found::Busy => Err(self.busy(since).await),
             },
         }
     }
 
-    async fn verify(&self, name: &str, is_user: bool, record: &Arc<Record>) -> Found {
+    pub(super) async fn verify(&self, name: &str, is_user: bool, record: &Arc<Record>) -> Found {
         let password = self.connect.password.unwrap_or_default();
         self.terms.logins.verify(self.peer.address.ip(), name, is_user, record, password).await
     }
 
-    async fn busy(&self, since: Instant) -> Refused {
+    pub(super) async fn busy(&self, since: Instant) -> Refused {
         self.refuse(ReasonCode::ServerBusy, "too many log-ins", since).await
     }
 
@@ -282,7 +289,7 @@ impl Guest<'_> {
     }
 
     /// A refusal that takes its time.
-    async fn refuse(&self, reason: ReasonCode, why: &'static str, since: Instant) -> Refused {
+    pub(super) async fn refuse(&self, reason: ReasonCode, why: &'static str, since: Instant) -> Refused {
         let Connect { client_id, user_name, .. } = *self.connect;
         self.terms.logins.refuse(self.peer.address.ip(), client_id, user_name, why, since).await;
         self.unacceptable(reason, why)

@@ -262,6 +262,7 @@ mod tests {
         let terms = Arc::new(Terms {
             policy: Arc::new(ArcSwap::from_pointee(Policy::new(Place::default(), true, None, None))),
             logins: Arc::new(Logins::default()),
+            backends: None,
             packet_bytes_max: 1_000,
             inflight_max: 10,
             keep_alive_max_seconds: None,

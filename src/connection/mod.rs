@@ -6,6 +6,7 @@
 //!
 //! What carries the bytes ([`Stream`]) is handed over by whatever accepts clients.
 
+mod backed;
 mod handshake;
 mod held;
 mod io;
@@ -38,6 +39,7 @@ use self::pace::Pace;
 pub use self::peer::{Address, Peer, Transport};
 use self::reauthentication::Reauthentication;
 use crate::auth::Policy;
+use crate::backends::Backends;
 use crate::clock;
 use crate::codec::{self, DecodeError, Disconnect, DisconnectProperties, Packet, ProtocolVersion, ReasonCode};
 use crate::limits::{HELD_ACKNOWLEDGEMENTS_BYTES_MAX, READ_BYTES, UNREAD_ANSWERS_BYTES_MAX};
@@ -58,6 +60,8 @@ pub struct Terms {
     pub policy: Arc<ArcSwap<Policy>>,
     /// Checks passwords.
     pub logins: Arc<Logins>,
+    /// Backends outside of this broker, if there are any.
+    pub backends: Option<Backends>,
     /// Largest packet that is taken, bytes.
     pub packet_bytes_max: u32,
     /// Bound of ours on messages in flight to the client.

@@ -386,6 +386,8 @@ impl Router {
             self.judge_one(batch, &subscriber, &judge, now);
         }
         let may_say = |writer: &Writer, topic: &str| match judge(&writer.access) {
+            Standing::Same => true,
+            Standing::Good(access) if access.is_awaited() => true,
             // That a user is no longer here takes nothing back of what he had a right to say.
             Standing::Good(access) | Standing::Unsure(access) | Standing::PasswordChanged(access) | Standing::Gone(access) => {
                 access.may_publish(&writer.client_id, topic)
@@ -402,15 +404,19 @@ impl Router {
         let (standing, mut state) = loop {
             let Some(access) = subscriber.access() else { return };
             let standing = judge(&access);
+            if matches!(standing, Standing::Same) {
+                return;
+            }
             let state = subscriber.lock();
             // Who has come in meanwhile has shown who it is anew: that is judged, not what was before.
             if subscriber.access().is_some_and(|now| Arc::ptr_eq(&now, &access)) {
                 break (standing, state);
             }
         };
-        let must_close = !matches!(standing, Standing::Good(_) | Standing::Unsure(_));
+        let must_close = !matches!(standing, Standing::Good(_) | Standing::Unsure(_) | Standing::Same);
         let is_gone = matches!(standing, Standing::Gone(_));
         let renewed = match standing {
+            Standing::Same => return,
             Standing::Good(access) | Standing::Unsure(access) | Standing::PasswordChanged(access) => access,
             Standing::Gone(access) => Arc::new(access.shut_out()),
         };

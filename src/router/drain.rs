@@ -151,6 +151,7 @@ impl Router {
         let Some(judge) = self.judge.get() else { return Ok((!owner.is_empty()).then(|| Arc::new(access))) };
         match judge.0(&access) {
             Standing::Good(access) | Standing::PasswordChanged(access) => Ok(Some(access)),
+            Standing::Same => Ok(Some(Arc::new(access))),
             Standing::Unsure(_) | Standing::Gone(_) => Err(Gone),
         }
     }

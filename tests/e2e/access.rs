@@ -34,7 +34,7 @@ fn login(broker: &Broker, user: &str, password: &str) -> Client {
 }
 
 /// The code with which the broker refuses a client.
-fn refusal(broker: &Broker, connect: &Connect) -> u8 {
+pub fn refusal(broker: &Broker, connect: &Connect) -> u8 {
     let mut client = Client::open(broker, connect.version);
     client.send(&connect.encode());
     client.expect_end().reason.expect("a refusal says why")

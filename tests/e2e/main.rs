@@ -12,6 +12,8 @@
 )]
 
 mod access;
+#[cfg(feature = "auth-sql")]
+mod auth_sql;
 mod balancer;
 mod bounds;
 mod bridge;

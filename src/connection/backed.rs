@@ -1,0 +1,101 @@
+//! Log-ins that backends decide, one after the other: the first that knows the user wins. One that cannot be asked ends the search, and lets nobody in.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::handshake::{Guest, Refused, WRONG};
+use super::login::Found;
+use crate::auth::{Account, Backend, Identity, Policy, Record};
+use crate::backends::{Answer, Backends};
+use crate::codec::ReasonCode;
+
+impl Guest<'_> {
+    /// A client whose certificate says who it is. Where a backend stands in front of that, it must know the user.
+    pub(super) async fn certify(&self, policy: &Policy, name: &Arc<str>, since: Instant) -> Result<Identity, Refused> {
+        for by in policy.backends() {
+            match by {
+                Backend::Certificate => return Ok(Identity::Certified { name: Arc::clone(name) }),
+                Backend::File => {}
+                Backend::Sql => match self.look_up(*by, name, false).await {
+                    Answer::Somebody { name, account, .. } => {
+                        return Ok(Identity::Vouched { by: *by, name, account: Some(account) });
+                    }
+                    Answer::Nobody => {}
+                    Answer::Away => return Err(self.away(since).await),
+                    Answer::Busy => return Err(self.busy(since).await),
+                },
+            }
+        }
+        Err(self.refuse(ReasonCode::NotAuthorized, "a certificate of nobody who is known", since).await)
+    }
+
+    /// A client that named a user and showed a password.
+    pub(super) async fn ask_backends(&self, policy: &Policy, since: Instant) -> Result<Identity, Refused> {
+        let name = self.connect.user_name.unwrap_or_default();
+        for by in policy.backends() {
+            let checked = match by {
+                Backend::Certificate => continue,
+                Backend::File => match policy.users().and_then(|users| users.find(name)) {
+                    Some((name, record)) => (
+                        self.verify(name, true, record).await,
+                        Identity::User { name: Arc::clone(name), record: Some(Arc::clone(record)) },
+                    ),
+                    None => continue,
+                },
+                Backend::Sql => match self.look_up(*by, name, false).await {
+                    Answer::Somebody { name, account, is_new } => self.check(policy, *by, (name, account), is_new).await,
+                    Answer::Nobody => continue,
+                    Answer::Away => return Err(self.away(since).await),
+                    Answer::Busy => return Err(self.busy(since).await),
+                },
+            };
+            return match checked {
+                (Found::Good, identity) => Ok(identity),
+                (Found::Wrong, _) => Err(self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await),
+                (Found::Busy, _) => Err(self.busy(since).await),
+            };
+        }
+        Err(match self.verify(name, false, policy.decoy()).await {
+            Found::Good | Found::Wrong => self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await,
+            Found::Busy => self.busy(since).await,
+        })
+    }
+
+    /// Whether the password is the account's. What was remembered may be older than the password: then it is asked once more.
+    async fn check(
+        &self,
+        policy: &Policy,
+        by: Backend,
+        (name, account): (Arc<str>, Arc<Account>),
+        is_new: bool,
+    ) -> (Found, Identity) {
+        let found = self.verify_by(policy, &name, account.record()).await;
+        let old = Identity::Vouched { by, name: Arc::clone(&name), account: Some(Arc::clone(&account)) };
+        if found != Found::Wrong || is_new {
+            return (found, old);
+        }
+        match self.look_up(by, &name, true).await {
+            Answer::Somebody { name, account: now, .. } if now.record() != account.record() => {
+                let found = self.verify_by(policy, &name, now.record()).await;
+                (found, Identity::Vouched { by, name, account: Some(now) })
+            }
+            _ => (found, old),
+        }
+    }
+
+    /// Nobody has the password of an account that has none, which takes as long.
+    async fn verify_by(&self, policy: &Policy, name: &str, record: Option<&Arc<Record>>) -> Found {
+        self.verify(name, record.is_some(), record.unwrap_or_else(|| policy.decoy())).await
+    }
+
+    async fn look_up(&self, by: Backend, name: &str, anew: bool) -> Answer {
+        match &self.terms.backends {
+            Some(backends) => Backends::look_up(backends, by, name, anew).await,
+            None => Answer::Away,
+        }
+    }
+
+    async fn away(&self, since: Instant) -> Refused {
+        self.refuse(ReasonCode::ServerUnavailable, "whoever knows its user cannot be asked", since).await
+    }
+}
