@@ -6,6 +6,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::lines::{Line, Origin};
+use super::plugins;
 use super::text::Section;
 use super::{Import, ImportError, Scope, TABLES_MAX};
 use crate::config::MQTT_PORT;
@@ -226,19 +227,36 @@ impl Import<'_> {
 
     /// `[auth]`.
     pub(super) fn auth(&mut self) -> Result<Section, ImportError> {
-        let security = std::mem::take(&mut self.security);
+        let mut security = std::mem::take(&mut self.security);
+        let (mut section, mut why) = (Section::default(), "a password_file or an acl_file stands beside it".to_owned());
+        if !security.plugins.is_empty() && security.password_file.is_none() && security.acl_file.is_none() {
+            match plugins::translate(&security.plugins)? {
+                Ok(translated) => {
+                    for (line, is_left_out, reason) in &translated.remarks {
+                        self.say(&line.origin, &line.key, reason, *is_left_out);
+                    }
+                    (section, self.sql) = (translated.auth, translated.sql);
+                    security.plugins.clear();
+                }
+                Err(reason) => why = reason,
+            }
+        }
         self.plugin_of_all = security.plugins.first().cloned();
-        self.rights(&security, "auth")
+        let rights = self.rights(&security, "auth", &why)?;
+        section.extend(&rights);
+        Ok(section)
     }
 
     /// What a table says of who comes in. Where a plug-in decided, nobody does.
-    fn rights(&mut self, security: &Security, table: &str) -> Result<Section, ImportError> {
+    fn rights(&mut self, security: &Security, table: &str, why: &str) -> Result<Section, ImportError> {
         let mut section = Section::default();
         let of_all = self.plugin_of_all.clone().filter(|_| security.is_said());
         if let Some(plugin) = security.plugins.first().cloned().or(of_all) {
             for line in &security.plugins {
-                let reason = "plug-ins are not loaded here; until you say in [auth] who may come in and do what, nobody comes in";
-                self.leave_out(line, reason);
+                let reason = format!(
+                    "the plug-in is not carried over, for {why}; until you say in [auth] who may come in and do what, nobody comes in"
+                );
+                self.leave_out(line, &reason);
             }
             for line in security.password_file.iter().chain(&security.acl_file).chain(&security.allow_anonymous) {
                 let is_closed = line.key.contains("anonymous") && !line.boolean()?;
@@ -332,7 +350,7 @@ impl Import<'_> {
         if let Some(line) = &listener.proxy_requires_tls {
             self.note(line, "has no effect without enable_proxy_protocol 2");
         }
-        let rights = self.rights(&listener.security, "listener.0")?;
+        let rights = self.rights(&listener.security, "listener.0", "it is of one listener")?;
         table.extend(&rights);
         // With nothing said Mosquitto lets anonymous clients of this machine in.
         if lets_all_in && rights.value("allow_anonymous").is_none() {

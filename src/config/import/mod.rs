@@ -5,6 +5,7 @@
 //! | `lines` | files, lines and their values, within bounds |
 //! | `listeners` | what a listener's lines come to |
 //! | `bridges` | what a connection's lines come to |
+//! | `plugins` | plug-ins that ask a database |
 //! | `elsewise` | the keys that have no key here, and why |
 //! | `text` | the tables, as they are written |
 //!
@@ -21,6 +22,7 @@ mod bridges;
 mod elsewise;
 mod lines;
 mod listeners;
+mod plugins;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -162,6 +164,8 @@ struct Import<'a> {
     log_type_origin: Option<Origin>,
     per_listener: bool,
     security: Security,
+    /// `[auth.sql]`.
+    sql: Section,
     /// The first plug-in of all listeners.
     plugin_of_all: Option<Line>,
     /// The first is the default one, of what is said before any `listener`.
@@ -193,6 +197,7 @@ impl<'a> Import<'a> {
             log_type_origin: None,
             per_listener: false,
             security: Security::default(),
+            sql: Section::default(),
             plugin_of_all: None,
             listeners: vec![Listener::default()],
             connections: Vec::new(),
@@ -386,9 +391,13 @@ impl<'a> Import<'a> {
         for listener in &listeners {
             listener.write("[[listener]]", &mut toml);
         }
-        for (head, section) in
-            [("[auth]", &auth), ("[persistence]", &self.persistence), ("[limits]", &self.limits), ("[log]", &log)]
-        {
+        for (head, section) in [
+            ("[auth]", &auth),
+            ("[auth.sql]", &self.sql),
+            ("[persistence]", &self.persistence),
+            ("[limits]", &self.limits),
+            ("[log]", &log),
+        ] {
             if !section.is_empty() {
                 section.write(head, &mut toml);
             }
@@ -434,6 +443,7 @@ impl Tables<'_, '_> {
         match table {
             "listener" => self.listeners.get(index()?)?.origin_of(parts.next().unwrap_or_default()),
             "bridge" => self.bridges.get(index()?)?.origin_of(parts.next().unwrap_or_default()),
+            "auth" if next == Some("sql") => self.import.sql.origin_of(parts.next().unwrap_or_default()),
             "auth" => self.auth.origin_of(next?),
             "limits" => self.import.limits.origin_of(next?),
             "persistence" => self.import.persistence.origin_of(next?),

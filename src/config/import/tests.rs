@@ -475,3 +475,52 @@ fn the_guide_has_every_variable() {
         assert!(guide.contains(&format!("`{variable}`")), "{variable}");
     }
 }
+
+#[test]
+fn plugins_that_ask_a_database_become_auth_sql() {
+    let text = "listener 1883\nallow_anonymous false\nauth_plugin /usr/lib/mosquitto/go-auth.so\nauth_opt_backends files, postgres\n\
+                auth_opt_files_password_path /etc/pw\nauth_opt_pg_host db\nauth_opt_pg_port 5433\nauth_opt_pg_dbname mqtt\nauth_opt_pg_user mosquitto\n\
+                auth_opt_pg_password secret\nauth_opt_pg_userquery SELECT pw FROM account WHERE username = $1 limit 1\n\
+                auth_opt_pg_superquery SELECT COUNT(*) FROM account WHERE username = $1 AND super = 1\n\
+                auth_opt_pg_aclquery SELECT topic FROM acls WHERE (username = $1) AND rw >= $2\nauth_opt_auth_cache_seconds 30\n\
+                auth_opt_acl_cache_seconds 90\nauth_opt_hasher bcrypt\nauth_opt_check_prefix true\n";
+    let imported = import_files(&[("m.conf", text)]).expect("good");
+    assert!(!imported.toml.contains("secret"), "{}", imported.toml);
+    let (config, remarks) = good(text);
+    let sql = config.auth.sql.as_ref().expect("[auth.sql]");
+    assert_eq!(sql.user_query.as_deref(), Some("SELECT pw FROM account WHERE username = $1 limit 1"));
+    assert_eq!(sql.acl_query.as_deref(), Some("SELECT topic FROM acls WHERE (username = $1) AND rw >= $2"));
+    assert!(sql.superuser_query.is_some() && sql.cache_ttl == std::time::Duration::from_secs(30));
+    assert_eq!((config.auth.password_file.as_deref(), config.auth.backends.len()), (Some(Path::new("/etc/pw")), 2));
+    let left_out: Vec<_> = remarks.iter().filter(|remark| remark.contains("left out")).collect();
+    assert_eq!(left_out.len(), 2, "{remarks:?}");
+    assert!(left_out[0].contains("m.conf:3") && left_out[0].contains("postgres://mosquitto:PASSWORD@db:5433/mqtt"), "{left_out:?}");
+    assert!(left_out[1].contains("m.conf:17"), "{left_out:?}");
+
+    let (config, _) = good(
+        "auth_plugin /opt/auth-plug.so\nauth_opt_backends mysql\nauth_opt_host h\nauth_opt_userquery SELECT pw FROM users WHERE username = '%s'\n\
+         auth_opt_aclquery SELECT topic FROM acls WHERE (username = '%s') AND (rw >= %d)\n",
+    );
+    let sql = config.auth.sql.expect("[auth.sql]");
+    assert_eq!(sql.user_query.as_deref(), Some("SELECT pw FROM users WHERE username = ?"));
+    assert_eq!(sql.acl_query.as_deref(), Some("SELECT topic FROM acls WHERE (username = ?) AND (rw >= ?)"));
+    // All of it, or nothing: what is missing may have been what refused.
+    for options in [
+        "backends redis",
+        "backends sqlite, jwt",
+        "backends postgres",
+        "log_level debug",
+        "backends files",
+        "backends sqlite,mysql",
+    ] {
+        let (config, remarks) = good(&format!("listener 1\npassword_file p\nauth_plugin /go-auth.so\nauth_opt_{options}\n"));
+        assert_eq!((&config.auth.sql, &config.auth.password_file, config.auth.allow_anonymous), (&None, &None, false), "{options}");
+        assert!(remarks.iter().any(|remark| remark.contains("nobody comes in")), "{options}: {remarks:?}");
+    }
+    // A superuser that was switched off stays so.
+    let (config, _) = good(
+        "auth_plugin /go-auth.so\nauth_opt_backends sqlite\nauth_opt_sqlite_source /db\nauth_opt_sqlite_userquery SELECT p FROM u WHERE n = ?\nauth_opt_sqlite_superquery SELECT s FROM u WHERE n = ?\n\
+         auth_opt_disable_superuser true\n",
+    );
+    assert_eq!(config.auth.sql.expect("[auth.sql]").superuser_query, None);
+}

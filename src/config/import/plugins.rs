@@ -1,0 +1,191 @@
+//! The plug-ins whose options have keys here: mosquitto-go-auth and mosquitto-auth-plug, with a database or password files.
+//!
+//! All of a plug-in's backends are carried over, or none: one that is missing may have been the one that refused.
+
+use std::collections::BTreeMap;
+
+use toml::Value;
+
+use super::ImportError;
+use super::lines::{Line, excerpt};
+use super::text::Section;
+
+/// Where the database's URL is to stand.
+const DSN_FILE: &str = "/etc/mqtt-st-quic/dsn";
+/// Longest time, seconds, that `cache_ttl` may be.
+const CACHE_SECONDS_MAX: i64 = 86_400;
+
+/// What the lines of a plug-in come to.
+#[derive(Debug, Default)]
+pub(super) struct Translated {
+    /// `[auth]`.
+    pub(super) auth: Section,
+    /// `[auth.sql]`; empty where no database is asked.
+    pub(super) sql: Section,
+    /// What there is to say of lines, and whether something is left out there.
+    pub(super) remarks: Vec<(Line, bool, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Each backend's options have its name in front.
+    GoAuth,
+    /// One set of options for whichever database it is.
+    AuthPlug,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Database {
+    Postgres,
+    Mysql,
+    Sqlite,
+}
+
+/// A plug-in's options by their names, without `auth_opt_`, and which of them have been used.
+struct Options<'a> {
+    plugin: &'a Line,
+    by_name: BTreeMap<&'a str, &'a Line>,
+    used: Vec<&'a str>,
+}
+
+impl<'a> Options<'a> {
+    fn take(&mut self, name: &str) -> Option<&'a Line> {
+        let (name, line) = self.by_name.get_key_value(name)?;
+        self.used.push(name);
+        Some(line)
+    }
+}
+
+/// The lines of a plug-in, its own first. Why they are not carried over, if they are not.
+pub(super) fn translate(lines: &[Line]) -> Result<Result<Translated, String>, ImportError> {
+    let Some((plugin, options)) = lines.split_first() else { return Ok(Err("there is none".to_owned())) };
+    let path = plugin.text()?;
+    let kind = match path.rsplit('/').next().unwrap_or(path) {
+        name if name.contains("go-auth") => Kind::GoAuth,
+        name if name.contains("auth-plug") || name.contains("auth_plug") => Kind::AuthPlug,
+        _ => return Ok(Err("it is none of mosquitto-go-auth and mosquitto-auth-plug".to_owned())),
+    };
+    let name = |line: &'_ Line| line.key.split_once("_opt_").map(|(_, name)| name.to_owned());
+    if options.iter().any(|line| name(line).is_none()) {
+        return Ok(Err("there are several of them".to_owned()));
+    }
+    let by_name = options.iter().filter_map(|line| Some((line.key.split_once("_opt_")?.1, line))).collect();
+    let mut options = Options { plugin, by_name, used: Vec::new() };
+    let Some(backends) = options.take("backends") else { return Ok(Err("auth_opt_backends is missing".to_owned())) };
+    let mut translated = Translated::default();
+    let (mut order, mut database) = (Vec::new(), None);
+    for backend in backends.text()?.split(',').map(str::trim) {
+        let found = match backend {
+            "files" => {
+                order.push(Value::from("file"));
+                continue;
+            }
+            "postgres" => Database::Postgres,
+            "mysql" => Database::Mysql,
+            "sqlite" | "sqlite3" => Database::Sqlite,
+            other => return Ok(Err(format!("its backend `{}` has none like it here", excerpt(other)))),
+        };
+        if database.replace(found).is_some() {
+            return Ok(Err("it asks two databases, and one may be asked here".to_owned()));
+        }
+        order.push(Value::from("sql"));
+    }
+    if order.contains(&Value::from("file")) {
+        for (key, names) in
+            [("password_file", ["files_password_path", "password_path"]), ("acl_file", ["files_acl_path", "acl_path"])]
+        {
+            if let Some(line) = names.into_iter().find_map(|name| options.take(name)) {
+                line.put(&mut translated.auth, &format!("auth.{key}"), line.text()?.into())?;
+            }
+        }
+        if translated.auth.value("password_file").is_none() {
+            return Ok(Err("its backend `files` has no password file".to_owned()));
+        }
+    }
+    if let Some(database) = database
+        && let Err(why) = sql(kind, database, &mut options, &mut translated)?
+    {
+        return Ok(Err(why));
+    }
+    backends.put(&mut translated.auth, "auth.backends", order.into())?;
+    rest(&options, &mut translated);
+    Ok(Ok(translated))
+}
+
+fn sql(
+    kind: Kind,
+    database: Database,
+    options: &mut Options<'_>,
+    translated: &mut Translated,
+) -> Result<Result<(), String>, ImportError> {
+    let prefix = match (kind, database) {
+        (Kind::AuthPlug, _) => "",
+        (Kind::GoAuth, Database::Postgres) => "pg_",
+        (Kind::GoAuth, Database::Mysql) => "mysql_",
+        (Kind::GoAuth, Database::Sqlite) => "sqlite_",
+    };
+    let mut option = |name: &str| options.take(&format!("{prefix}{name}"));
+    let queries =
+        [("user_query", option("userquery")), ("acl_query", option("aclquery")), ("superuser_query", option("superquery"))];
+    let place = |line: Option<&Line>, default: &str| line.map_or(Ok(default.to_owned()), |line| line.text().map(str::to_owned));
+    let url = match database {
+        Database::Sqlite => {
+            let file = option(if kind == Kind::GoAuth { "source" } else { "dbpath" });
+            format!("sqlite://{}", place(file, "/PATH")?)
+        }
+        Database::Postgres | Database::Mysql => {
+            let (scheme, port) = if database == Database::Postgres { ("postgres", "5432") } else { ("mysql", "3306") };
+            let (host, port) = (place(option("host"), "localhost")?, place(option("port"), port)?);
+            let (user, name) = (place(option("user"), "USER")?, place(option("dbname"), "NAME")?);
+            // Not shown.
+            option(if kind == Kind::GoAuth { "password" } else { "pass" });
+            format!("{scheme}://{user}:PASSWORD@{host}:{port}/{name}")
+        }
+    };
+    let disables = options.take("disable_superuser").map_or(Ok(false), Line::boolean)?;
+    for (key, line) in queries {
+        let Some(line) = line else {
+            if key == "user_query" {
+                return Ok(Err("it has no query for users".to_owned()));
+            }
+            continue;
+        };
+        if key == "superuser_query" && disables {
+            continue;
+        }
+        // mosquitto-auth-plug writes the user's name and the access into the text.
+        let (user, access) = if database == Database::Postgres { ("$1", "$2") } else { ("?", "?") };
+        let query = line.text()?.replace("'%s'", user).replace("%s", user).replace("'%d'", access).replace("%d", access);
+        line.put(&mut translated.sql, &format!("auth.sql.{key}"), query.into())?;
+    }
+    translated.sql.set("dsn_file", DSN_FILE.into(), &options.plugin.origin);
+    translated.remarks.push((
+        options.plugin.clone(),
+        true,
+        format!("where the database is stands in a file of its own: write {url} into {DSN_FILE}, and let nobody but the broker's user read it"),
+    ));
+    let names = ["auth_cache_seconds", "acl_cache_seconds", "auth_cacheseconds", "acl_cacheseconds", "cache_ttl"];
+    let seconds: Vec<&Line> = names.into_iter().filter_map(|name| options.take(name)).collect();
+    if let Some(line) = seconds.first() {
+        let all: Vec<i64> = seconds.iter().map(|line| line.integer()).collect::<Result<_, _>>()?;
+        let least = all.into_iter().min().unwrap_or(1).clamp(1, CACHE_SECONDS_MAX);
+        line.put(&mut translated.sql, "auth.sql.cache_ttl", format!("{least}s").into())?;
+    }
+    Ok(Ok(()))
+}
+
+/// The options that are left.
+fn rest(options: &Options<'_>, translated: &mut Translated) {
+    for (name, line) in &options.by_name {
+        if options.used.contains(name) {
+            continue;
+        }
+        let is_needless =
+            ["hasher", "log_", "cache", "retry", "pg_sslmode", "disable_superuser"].iter().any(|known| name.starts_with(known));
+        let reason = match is_needless {
+            true => "not needed: hashes say themselves what they are, and the log and what is remembered have keys of their own",
+            false => "there is no such option here",
+        };
+        translated.remarks.push(((*line).clone(), !is_needless, reason.to_owned()));
+    }
+}
