@@ -246,6 +246,9 @@ impl Table {
     /// Forgets those without sessions but for the newest.
     fn forget_idle(&mut self, now: Instant) {
         let age = |entry: &Entry| entry.at.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
+        // First those of no use any more: anybody can name as many as he likes.
+        let is_of_use = |entry: &Entry| entry.known != Known::Nobody || age(entry) < NOBODY_LIFE;
+        self.by_name.retain(|name, entry| Arc::strong_count(name) > 1 || is_of_use(entry));
         let idle = self.by_name.iter().filter(|(name, _)| Arc::strong_count(name) == 1);
         let mut ages: Vec<Duration> = idle.map(|(_, entry)| age(entry)).collect();
         let kept = ages.len().min(IDLE_MAX);

@@ -72,10 +72,11 @@ impl Policy {
         Self { anonymous, place, users, rules, backends, accounts: Arc::default() }
     }
 
-    /// The same, asking these in this order. `accounts` has what is known of those that are no files.
+    /// The same, asking these in this order. `accounts` has what is known of those that are no files. Without [`Backend::File`] among them nobody is in a file.
     #[must_use]
     pub fn asking(self, backends: Arc<[Backend]>, accounts: Arc<[Arc<Accounts>]>) -> Self {
-        Self { backends, accounts, ..self }
+        let users = self.users.filter(|_| backends.contains(&Backend::File));
+        Self { backends, accounts, users, ..self }
     }
 
     /// Who is asked about a user, in this order.
@@ -103,6 +104,13 @@ impl Policy {
     #[must_use]
     pub fn users(&self) -> Option<&Users> {
         self.users.as_deref()
+    }
+
+    /// Those of them who may prove it by SCRAM: nobody where a backend comes before the file, for that could not be asked about him.
+    #[must_use]
+    pub fn users_by_scram(&self) -> Option<&Users> {
+        let first = self.backends.iter().find(|by| **by != Backend::Certificate);
+        self.users().filter(|_| first == Some(&Backend::File))
     }
 
     /// Of a password like most: what is checked of who is no user.
@@ -310,6 +318,19 @@ mod tests {
         assert_eq!(may(&changed), (true, true, true));
         accounts.learn("bob", None, now);
         assert!(matches!(policy.judge(known.identity()), Standing::Gone(_)));
+        // Who is in the file is nobody where that is not asked, and proves nothing to it where another is asked before.
+        let with_file =
+            |backends: &[Backend]| Policy::new(Place::default(), false, users(BOB), None).asking(backends.into(), Arc::default());
+        for (backends, is_user, by_scram) in [
+            (&[Backend::Certificate][..], false, false),
+            (&[Backend::Sql, Backend::File], true, false),
+            (&[Backend::File, Backend::Sql], true, true),
+            (&[Backend::Certificate, Backend::File], true, true),
+        ] {
+            let policy = with_file(backends);
+            assert_eq!((policy.users().is_some(), policy.users_by_scram().is_some()), (is_user, by_scram), "{backends:?}");
+            assert_eq!(matches!(policy.claim(Some("bob"), true), Claim::Check { .. }), is_user, "{backends:?}");
+        }
         let without = Policy::new(Place::default(), true, None, None);
         assert!(matches!(without.judge(known.identity()), Standing::Gone(access) if may(&access) == (false, false, false)));
     }

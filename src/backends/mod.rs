@@ -6,7 +6,8 @@
 //! Invariants:
 //! - An error is never an answer: who is not remembered waits outside while a backend is away.
 //! - Of one user it is asked once at a time, of [`REQUESTS_MAX`] users at most; what is more is told so at once.
-//! - While a backend is away it is asked for a sign of life, once in [`PROBE_INTERVAL`], and nothing else.
+//! - While a backend is away it is asked for a sign of life, once in [`PROBE_INTERVAL`], and nothing else. That it is away is said by a connection that cannot be had or a sign of
+//!   life that does not come: not by what was asked of one user.
 
 #![cfg_attr(
     not(feature = "auth-sql"),
@@ -78,8 +79,10 @@ pub enum BackendError {
 /// Why a backend has not answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Failure {
-    /// It cannot be reached, or not in time.
+    /// It cannot be reached.
     Away(String),
+    /// What was asked of this user has taken too long: whether the backend is away is to be found out.
+    Late,
     /// It does not take what it is asked, or gives what is not understood.
     Refused(String),
 }
@@ -229,7 +232,7 @@ impl Handle {
     #[must_use]
     pub fn failing(&self) -> Vec<&'static str> {
         let desk = &self.backends.0;
-        let is_failing = desk.state.is_failing.load(Ordering::Relaxed);
+        let is_failing = desk.state.is_failing.load(Ordering::Relaxed) || desk.requests.is_closed();
         desk.accounts.iter().filter(|_| is_failing).map(|accounts| accounts.by().name()).collect()
     }
 
@@ -346,6 +349,8 @@ impl Clerk {
     async fn run(mut self, life: Duration, mut requests: mpsc::Receiver<Request>, mut stopped: watch::Receiver<()>) {
         let mut look = tokio::time::interval((life / 8).min(LOOK_INTERVAL_MAX));
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // An operator is to see at the start, and not with the first client, that it cannot be asked.
+        self.probe(clock::now());
         loop {
             tokio::select! {
                 _ = stopped.changed() => return,
@@ -376,15 +381,14 @@ impl Clerk {
 
     fn ask(&mut self, name: Arc<str>, is_refresh: bool) {
         let (database, permits, state) = (Arc::clone(&self.database), Arc::clone(&self.permits), Arc::clone(&self.state));
-        let (timeout, heard) = (self.timeout, self.heard.0.clone());
+        let heard = self.heard.0.clone();
         self.tasks.spawn(async move {
             let Ok(_permit) = permits.acquire().await else { return };
             let found = if state.is_away.load(Ordering::Relaxed) {
                 Err(Failure::Away("it was away already".to_owned()))
             } else {
                 state.asked.add(1);
-                let late = |_| Err(Failure::Away(format!("no answer within {timeout:?}")));
-                tokio::time::timeout(timeout, database.look_up(&name)).await.unwrap_or_else(late)
+                database.look_up(&name).await
             };
             // The clerk outlives its tasks.
             let _ = heard.send(Heard::OfUser { name, found, is_refresh }).await;
@@ -394,12 +398,18 @@ impl Clerk {
     fn hear(&mut self, heard: Heard) {
         let (name, found, is_refresh) = match heard {
             Heard::Ping(Ok(())) => {
-                tracing::info!("auth.sql: the database answers again");
-                self.state.is_away.store(false, Ordering::Relaxed);
-                self.state.is_failing.store(false, Ordering::Relaxed);
+                if self.state.is_away.swap(false, Ordering::Relaxed) {
+                    tracing::info!("auth.sql: the database answers again");
+                    self.state.is_failing.store(false, Ordering::Relaxed);
+                }
                 return;
             }
-            Heard::Ping(Err(_)) => return,
+            Heard::Ping(Err(failure)) => {
+                if !self.state.is_away.load(Ordering::Relaxed) {
+                    self.fail(&failure, clock::now());
+                }
+                return;
+            }
             Heard::OfUser { name, found, is_refresh } => (name, found, is_refresh),
         };
         self.refreshing -= usize::from(is_refresh);
@@ -434,6 +444,12 @@ impl Clerk {
                     tracing::error!(problem, "auth.sql: the database cannot be asked; who is not remembered does not get in");
                 }
             }
+            Failure::Late => {
+                if let Some(left_out) = self.log.permit("late", now) {
+                    tracing::error!(timeout = ?self.timeout, left_out, "auth.sql: what was asked of a user took too long");
+                }
+                self.probe(now);
+            }
             Failure::Refused(problem) => {
                 if let Some(left_out) = self.log.permit("refused", now) {
                     tracing::error!(problem, left_out, "auth.sql: the database does not answer what it is asked");
@@ -449,10 +465,7 @@ impl Clerk {
             (self.on_change)(&std::mem::take(&mut self.changed));
         }
         if self.state.is_away.load(Ordering::Relaxed) {
-            if self.probed.is_none_or(|at| now.saturating_duration_since(at) >= PROBE_INTERVAL) {
-                self.probed = Some(now);
-                self.probe();
-            }
+            self.probe(now);
             return;
         }
         if self.due.is_empty() {
@@ -460,13 +473,16 @@ impl Clerk {
         }
     }
 
-    fn probe(&mut self) {
-        let (database, timeout, heard) = (Arc::clone(&self.database), self.timeout, self.heard.0.clone());
+    /// Asks for a sign of life, if that was not done just now.
+    fn probe(&mut self, now: Instant) {
+        if self.probed.is_some_and(|at| now.saturating_duration_since(at) < PROBE_INTERVAL) {
+            return;
+        }
+        self.probed = Some(now);
+        let (database, heard) = (Arc::clone(&self.database), self.heard.0.clone());
         self.tasks.spawn(async move {
-            let late = |_| Err(Failure::Away(String::new()));
-            let found = tokio::time::timeout(timeout, database.ping()).await.unwrap_or_else(late);
             // See above.
-            let _ = heard.send(Heard::Ping(found)).await;
+            let _ = heard.send(Heard::Ping(database.ping().await)).await;
         });
     }
 

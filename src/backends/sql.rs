@@ -6,12 +6,14 @@
 //! - What is not understood grants nothing: a row of rules that is none is left out, an unusable hash is no password.
 //! - No error of a query, and no error of the database, is an answer.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::str::FromStr;
 
 use futures_util::TryStreamExt;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions, AnyRow};
-use sqlx::{AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connection, Row};
+use sqlx::pool::PoolConnection;
+use sqlx::{Any, AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connection, Row};
 
 use super::{BackendError, Failure};
 use crate::auth::{Account, Granted, MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Record, Rules};
@@ -48,6 +50,12 @@ impl Source {
                            sqlite:///PATH";
             return Err(wrong(problem.to_owned()));
         }
+        if scheme != "sqlite" && !is_near(url) && !says_of_tls(url) {
+            let problem = "the database is on another machine, and the URL does not say whether the way there is to be protected; add \
+                           ?sslmode=verify-full (PostgreSQL) or ?ssl-mode=VERIFY_IDENTITY (MySQL, MariaDB), with &sslrootcert=FILE or &ssl-ca=FILE \
+                           for an authority of your own; ?sslmode=disable or ?ssl-mode=DISABLED if nobody else is on it";
+            return Err(wrong(problem.to_owned()));
+        }
         let options = AnyConnectOptions::from_str(url).map_err(|error| wrong(error.to_string()))?;
         // Queries would stand in the log, where they say nothing that an operator does not know.
         Ok(Self(options.disable_statement_logging()))
@@ -66,13 +74,28 @@ impl Database {
     /// Whether it can be asked.
     pub(super) async fn ping(&self) -> Result<(), Failure> {
         let mut connection = self.pool.acquire().await.map_err(away)?;
-        connection.ping().await.map_err(away)
+        let found = match tokio::time::timeout(self.queries.timeout, connection.ping()).await {
+            Ok(found) => found.map_err(away),
+            Err(_) => Err(Failure::Away(format!("no answer within {:?}", self.queries.timeout))),
+        };
+        give_back(connection, found.is_ok());
+        found
     }
 
     /// Asks about a user.
     pub(super) async fn look_up(&self, name: &str) -> Result<Option<Account>, Failure> {
-        let mut connection = self.pool.acquire().await.map_err(away)?;
-        let connection: &mut AnyConnection = &mut connection;
+        let mut connection = self.pool.acquire().await.map_err(|error| match error {
+            // Others are slow, and hold all of them.
+            sqlx::Error::PoolTimedOut => Failure::Late,
+            error => away(error),
+        })?;
+        let asking = tokio::time::timeout(self.queries.timeout, self.ask(&mut connection, name));
+        let found = asking.await.unwrap_or(Err(Failure::Late));
+        give_back(connection, found.is_ok());
+        found
+    }
+
+    async fn ask(&self, connection: &mut AnyConnection, name: &str) -> Result<Option<Account>, Failure> {
         let AuthSql { user_query, acl_query, superuser_query, .. } = &self.queries;
         let Some(user_query) = user_query else { return Ok(None) };
         let Some(row) = first(connection, "user_query", user_query, name).await? else { return Ok(None) };
@@ -117,6 +140,39 @@ impl Database {
         }
         Ok(rules)
     }
+}
+
+/// One on which something has failed is closed: it may hang, and the pool would wait for it.
+fn give_back(mut connection: PoolConnection<Any>, is_good: bool) {
+    if !is_good {
+        connection.close_on_drop();
+    }
+}
+
+/// Whether the database is on this machine. A socket is named by its path.
+fn is_near(url: &str) -> bool {
+    let authority = url.split_once("://").map_or("", |(_, rest)| rest.split(['/', '?']).next().unwrap_or_default());
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let host = match host.strip_prefix('[') {
+        Some(bracketed) => bracketed.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let is_path = |text: &str| text.starts_with('/') || text.to_ascii_lowercase().starts_with("%2f");
+    let is_near = |host: &str| host.is_empty() || is_path(host) || is_loopback(host);
+    is_near(host) && parameters(url).filter(|(key, _)| ["host", "hostaddr"].contains(key)).all(|(_, host)| is_near(host))
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn says_of_tls(url: &str) -> bool {
+    parameters(url).any(|(key, _)| key == "sslmode" || key == "ssl-mode")
+}
+
+fn parameters(url: &str) -> impl Iterator<Item = (&str, &str)> {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    query.split('&').filter_map(|one| one.split_once('='))
 }
 
 /// Rules of a user, as they come.
@@ -199,4 +255,39 @@ fn failure(key: &str, error: sqlx::Error) -> Failure {
     let is_away =
         of_database.code().is_some_and(|code| ["08", "53", "57"].iter().any(|class| code.len() == 5 && code.starts_with(class)));
     if is_away { away(error) } else { refused(key, &error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_over_the_network_says_how_it_is_protected() {
+        for (url, expected) in [
+            ("postgres://u:p@localhost/d", true),
+            ("postgres://u:p@127.0.0.1:5432/d", true),
+            ("mysql://u:p@[::1]:3306/d", true),
+            ("postgres://u:p@%2Frun%2Fpostgresql/d", true),
+            ("postgres:///d?host=/run/postgresql", true),
+            ("mysql://u@localhost/d?socket=/run/mysqld.sock", true),
+            ("postgres://u:p@db.example/d", false),
+            ("postgres://u:localhost@db.example/d", false),
+            ("postgres://u:p@192.0.2.1:5432/d?application_name=a", false),
+            ("postgres://u:p@localhost/d?host=db.example", false),
+            ("postgres://u:p@localhost/d?hostaddr=192.0.2.1", false),
+            ("postgres://localhost.example/d", false),
+            ("mysql://db.example/d?ssl-mode=VERIFY_IDENTITY", true),
+            ("postgres://db.example/d?sslmode=disable", true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("dsn");
+            std::fs::write(&path, format!("{url}\n")).unwrap();
+            sqlx::any::install_default_drivers();
+            let found = Source::read(&path);
+            assert_eq!(found.is_ok(), expected, "{url}");
+            if let Err(error) = found {
+                assert!(error.to_string().contains("verify-full") && !error.to_string().contains("u:p"), "{error}");
+            }
+        }
+    }
 }

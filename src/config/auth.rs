@@ -100,7 +100,7 @@ impl Auth {
 }
 
 const CACHE_TTLS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(8);
 const POOL_SIZE_MAX: usize = 64;
 
 pub(super) fn check(auth: &Auth) -> Result<(), (String, String)> {
@@ -111,6 +111,10 @@ pub(super) fn check(auth: &Auth) -> Result<(), (String, String)> {
             _ => continue,
         };
         return Err(("auth.backends".to_owned(), problem.to_owned()));
+    }
+    if auth.password_file.is_some() && !auth.backends_in_force().contains(&AuthBackend::File) {
+        let problem = "is there, and auth.backends does not name \"file\"; add it there, or leave the file out";
+        return Err(("auth.password_file".to_owned(), problem.to_owned()));
     }
     if let Some(sql) = &auth.sql {
         if !auth.backends_in_force().contains(&AuthBackend::Sql) {

@@ -214,7 +214,7 @@ impl Guest<'_> {
     }
 
     async fn authenticate_by(&mut self, method: &str, policy: &Policy, since: Instant) -> Result<Proven, Refused> {
-        let users = policy.users().filter(|users| method == SCRAM_SHA_256 && users.have_scram());
+        let users = policy.users_by_scram().filter(|users| method == SCRAM_SHA_256 && users.have_scram());
         let Some(users) = users else {
             return Err(self.unacceptable(ReasonCode::BadAuthenticationMethod, "an authentication method that is not offered"));
         };

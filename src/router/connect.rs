@@ -24,8 +24,8 @@ use crate::topic;
 /// A keep alive that is not over is not looked at again sooner than this.
 const KEEP_ALIVE_RECHECK: Duration = Duration::from_millis(50);
 
-/// What is due of a session that is on its way to another broker is put off by this time.
-const MOVING_RECHECK: Duration = Duration::from_secs(1);
+/// What is due of a session that is on its way to another broker, or of one whose user's rights are not known yet, is put off by this time.
+pub(super) const RECHECK: Duration = Duration::from_secs(1);
 
 /// Letters of a client identifier that stand in the log.
 const CLIENT_ID_SHOWN: usize = 64;
@@ -318,9 +318,9 @@ impl Router {
     pub fn expire(&self, batch: &mut Batch, now: Instant) {
         while let Some(Deadline { due, subscriber, epoch, .. }) = self.deadlines.pop(now) {
             let Some(subscriber) = subscriber.upgrade() else { continue };
-            // What becomes of it is not decided here: it stays, and then all is done, or it goes.
-            if subscriber.is_moving() && matches!(due, Due::Will | Due::Expiry) {
-                self.add_deadline(now + MOVING_RECHECK, due, &subscriber, epoch);
+            // What becomes of it is not decided here: it stays, and then all is done, or it goes. And as long as nobody knows what its user may do, its will waits.
+            if matches!(due, Due::Will | Due::Expiry) && (subscriber.is_moving() || has_awaited_will(&subscriber)) {
+                self.add_deadline(now + RECHECK, due, &subscriber, epoch);
                 continue;
             }
             match due {
@@ -531,4 +531,9 @@ fn is_same_user(old: &Subscriber, access: Option<&Access>) -> bool {
         (Some(old), Some(new)) => old.identity().is_same_user(new.identity()),
         (old, new) => old.is_none() && new.is_none(),
     }
+}
+
+/// Whether it has a will of which nobody knows yet whether its user may publish it.
+fn has_awaited_will(subscriber: &Subscriber) -> bool {
+    subscriber.access().is_some_and(|access| access.is_awaited()) && subscriber.lock().will.is_some()
 }

@@ -559,6 +559,34 @@ fn a_retained_will_is_forgotten_with_the_right_to_it() {
     assert_eq!(bench.router.retained().count(), 0);
 }
 
+#[test]
+fn the_will_of_a_user_of_whom_nothing_is_known_yet_waits_for_that() {
+    let mut bench = Bench::new();
+    let (watcher, _) = bench.connect("watcher", true, HOUR, None);
+    bench.subscribe(&watcher, "will");
+    let fired = |bench: &mut Bench| {
+        bench.router.finish(&mut bench.batch, bench.now);
+        let mut drained = Drained::default();
+        watcher.subscriber.lock().outbox.take(&mut drained);
+        drained.tail.windows(4).filter(|bytes| bytes == b"gone").count()
+    };
+    let delay = Duration::from_secs(10);
+    for (expiry, rules, expected) in [
+        (HOUR, "user bob\ntopic will", 1),
+        (HOUR, "user bob\ntopic b", 0),
+        (SessionExpiry::After(2 * delay), "user bob\ntopic will", 1),
+    ] {
+        let (bob, _) = bench.connect("c", true, expiry, Some(will(delay)));
+        bob.subscriber.set_access(Some(Arc::new(Access::awaited(Identity::Unknown, Place::default()))));
+        bench.disconnect(&bob);
+        bench.expire(3 * delay);
+        assert_eq!(fired(&mut bench), 0, "{rules}");
+        bob.subscriber.set_access(Some(access(rules)));
+        bench.expire(connect::RECHECK);
+        assert_eq!(fired(&mut bench), expected, "{rules}");
+    }
+}
+
 /// A route that was found before the rules changed retains nothing behind the back of who looked through what is retained.
 #[test]
 fn what_is_retained_by_an_older_route_is_taken_back() {

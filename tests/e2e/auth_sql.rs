@@ -354,12 +354,23 @@ fn a_user_comes_changes_and_goes_at_all_brokers_of_a_mesh() {
             client.expect_disconnect(&[NOT_AUTHORIZED]);
         }
         println!("{kind:?}: other rules after {took:?}, gone after {:?} (cache_ttl {CACHE_TTL:?})", begin.elapsed());
+        // Ten times too wide.
+        assert!(took.max(begin.elapsed()) < 10 * CACHE_TTL, "{kind:?}: {took:?}, {:?}", begin.elapsed());
         for broker in &brokers {
             assert_eq!(refusal(broker, &login("bob", "hello")), WRONG, "{kind:?}");
         }
         wait_for("an end of the session", || {
             get(brokers[0].address_of("health"), "/metrics").contains("\nmqtt_st_quic_sessions 0.0\n").then_some(())
         });
+    }
+}
+
+/// Ends the load, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -394,10 +405,11 @@ fn a_database_that_goes_and_comes_back_costs_nobody_his_connection() {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             bear_load(scope, &broker, &over);
+            let _over = Over(&over);
             database.server.as_mut().unwrap().stop();
-            wait_for("a broker that knows", || get(health, "/readyz").contains("\"ready\":true").then_some(()));
             wait_for("a word of it", || get(health, "/readyz").contains("\"auth_failing\":[\"sql\"]").then_some(()));
             assert!(get(health, "/metrics").contains("\nmqtt_st_quic_auth_sql_up 0.0\n"));
+            assert!(get(health, "/readyz").contains("\"ready\":true"), "it serves all the same");
             assert_eq!(refusal(&broker, &login("eve", "hello")), UNAVAILABLE, "{kind:?}: not remembered");
             let old = Connect::new(4).login("eve", "hello");
             assert_eq!(refusal(&broker, &old), 3, "{kind:?}: in the words of 3.1.1");
@@ -410,7 +422,6 @@ fn a_database_that_goes_and_comes_back_costs_nobody_his_connection() {
             database.server.as_mut().unwrap().start();
             wait_for("good news", || (!get(health, "/readyz").contains("auth_failing")).then_some(()));
             Client::connect(&broker, &login("eve", "hello")).disconnect();
-            over.store(true, Ordering::Relaxed);
         });
         assert!(may_publish(&mut idle, "t"));
         database.execute("DELETE FROM users WHERE name = 'bob'");

@@ -236,7 +236,18 @@ impl Import<'_> {
                         self.say(&line.origin, &line.key, reason, *is_left_out);
                     }
                     (section, self.sql) = (translated.auth, translated.sql);
-                    security.plugins.clear();
+                    // What anonymous clients did was judged by the plug-in, too; here nothing would judge it.
+                    let mut plugins = std::mem::take(&mut security.plugins).into_iter();
+                    if let Some(line) = security.allow_anonymous.take()
+                        && line.boolean()?
+                    {
+                        let reason = "the plug-in judged anonymous clients, too, and here they would be free to do everything; \
+                                      say in an acl_file what they may do before you let them in";
+                        self.leave_out(&line, reason);
+                    }
+                    if let Some(plugin) = plugins.next() {
+                        section.set("allow_anonymous", false.into(), &plugin.origin);
+                    }
                 }
                 Err(reason) => why = reason,
             }

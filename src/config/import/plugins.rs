@@ -139,7 +139,20 @@ fn sql(
             let (user, name) = (place(option("user"), "USER")?, place(option("dbname"), "NAME")?);
             // Not shown.
             option(if kind == Kind::GoAuth { "password" } else { "pass" });
-            format!("{scheme}://{user}:PASSWORD@{host}:{port}/{name}")
+            // The plug-ins' default is not known to be safe, nor is what stands between: to be decided by who writes the URL.
+            let tls = match database {
+                Database::Postgres => {
+                    let mut tls = format!("sslmode={}", place(option("sslmode"), "verify-full")?);
+                    for key in ["sslrootcert", "sslcert", "sslkey"] {
+                        if let Some(line) = option(key) {
+                            tls.push_str(&format!("&{key}={}", line.text()?));
+                        }
+                    }
+                    tls
+                }
+                Database::Mysql | Database::Sqlite => "ssl-mode=VERIFY_IDENTITY".to_owned(),
+            };
+            format!("{scheme}://{user}:PASSWORD@{host}:{port}/{name}?{tls}")
         }
     };
     let disables = options.take("disable_superuser").map_or(Ok(false), Line::boolean)?;
@@ -147,6 +160,10 @@ fn sql(
         let Some(line) = line else {
             if key == "user_query" {
                 return Ok(Err("it has no query for users".to_owned()));
+            }
+            if key == "acl_query" && kind == Kind::AuthPlug {
+                let why = "it has no auth_opt_aclquery, without which its users may do nothing; here they could do everything";
+                return Ok(Err(why.to_owned()));
             }
             continue;
         };
@@ -180,8 +197,7 @@ fn rest(options: &Options<'_>, translated: &mut Translated) {
         if options.used.contains(name) {
             continue;
         }
-        let is_needless =
-            ["hasher", "log_", "cache", "retry", "pg_sslmode", "disable_superuser"].iter().any(|known| name.starts_with(known));
+        let is_needless = ["hasher", "log_", "cache", "retry", "disable_superuser"].iter().any(|known| name.starts_with(known));
         let reason = match is_needless {
             true => "not needed: hashes say themselves what they are, and the log and what is remembered have keys of their own",
             false => "there is no such option here",

@@ -494,16 +494,35 @@ fn plugins_that_ask_a_database_become_auth_sql() {
     assert_eq!((config.auth.password_file.as_deref(), config.auth.backends.len()), (Some(Path::new("/etc/pw")), 2));
     let left_out: Vec<_> = remarks.iter().filter(|remark| remark.contains("left out")).collect();
     assert_eq!(left_out.len(), 2, "{remarks:?}");
-    assert!(left_out[0].contains("m.conf:3") && left_out[0].contains("postgres://mosquitto:PASSWORD@db:5433/mqtt"), "{left_out:?}");
+    assert!(
+        left_out[0].contains("m.conf:3") && left_out[0].contains("postgres://mosquitto:PASSWORD@db:5433/mqtt?sslmode=verify-full,"),
+        "{left_out:?}"
+    );
     assert!(left_out[1].contains("m.conf:17"), "{left_out:?}");
+    let (_, remarks) = good(&format!("{text}auth_opt_pg_sslmode verify-ca\nauth_opt_pg_sslrootcert /ca.pem\n"));
+    let url = "postgres://mosquitto:PASSWORD@db:5433/mqtt?sslmode=verify-ca&sslrootcert=/ca.pem,";
+    assert!(remarks.iter().any(|remark| remark.contains(url)), "{remarks:?}");
 
     let (config, _) = good(
         "auth_plugin /opt/auth-plug.so\nauth_opt_backends mysql\nauth_opt_host h\nauth_opt_userquery SELECT pw FROM users WHERE username = '%s'\n\
          auth_opt_aclquery SELECT topic FROM acls WHERE (username = '%s') AND (rw >= %d)\n",
     );
-    let sql = config.auth.sql.expect("[auth.sql]");
+    let sql = config.auth.sql.as_ref().expect("[auth.sql]");
     assert_eq!(sql.user_query.as_deref(), Some("SELECT pw FROM users WHERE username = ?"));
     assert_eq!(sql.acl_query.as_deref(), Some("SELECT topic FROM acls WHERE (username = ?) AND (rw >= ?)"));
+    assert!(
+        !config.auth.allow_anonymous && config.listeners.iter().all(|listener| listener.allow_anonymous != Some(true)),
+        "it judged them"
+    );
+    let plugin =
+        "auth_plugin /opt/auth-plug.so\nauth_opt_backends mysql\nauth_opt_userquery SELECT pw FROM users WHERE username = '%s'\n";
+    let (config, remarks) =
+        good(&format!("listener 1883\nallow_anonymous true\n{plugin}auth_opt_aclquery SELECT topic, 1 FROM acls WHERE u = '%s'\n"));
+    assert!(config.auth.sql.is_some() && !config.auth.allow_anonymous);
+    assert!(remarks.iter().any(|remark| remark.contains("m.conf:2") && remark.contains("left out")), "{remarks:?}");
+    // Without a query for rules that plug-in lets nobody do anything.
+    let (config, remarks) = good(&format!("listener 1883\n{plugin}"));
+    assert!(config.auth.sql.is_none() && remarks.iter().any(|remark| remark.contains("nobody comes in")), "{remarks:?}");
     // All of it, or nothing: what is missing may have been what refused.
     for options in [
         "backends redis",
