@@ -77,6 +77,8 @@ impl Policies {
         let backends = config.auth.backends_in_force().into_iter().map(|backend| match backend {
             AuthBackend::File => Backend::File,
             AuthBackend::Sql => Backend::Sql,
+            AuthBackend::Http => Backend::Http,
+            AuthBackend::Jwt => Backend::Jwt,
             AuthBackend::Certificate => Backend::Certificate,
         });
         let asked = Asked { backends: backends.collect(), accounts: Arc::clone(accounts) };

@@ -106,6 +106,9 @@ pub enum ReloadError {
     /// The files of `[auth]` and of listeners.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The keys of tokens.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// The certificates of listeners.
     #[error(transparent)]
     Certificates(#[from] listener::TlsError),
@@ -307,6 +310,7 @@ impl Server {
             .map(|((door, one), is_configured)| is_configured.then(|| door.read_anew(one)).transpose())
             .collect::<Result<_, _>>()?;
         let policies = self.policies.read_anew(config, &running.listeners, &is_configured)?;
+        let keys = self.parts.backends.as_ref().map(backends::Handle::read_anew).transpose()?;
         if let (Some(handle), Some(new)) = (&self.parts.mesh, &config.mesh) {
             handle.reload(Credentials::load(new)?)?;
             handle.reconfigure(new.peers.clone(), new.discovery.clone());
@@ -315,6 +319,9 @@ impl Server {
             renewal.into_iter().for_each(|renewal| door.renew(renewal));
         }
         self.policies.replace(policies);
+        if let (Some(backends), Some(keys)) = (&self.parts.backends, keys) {
+            backends.renew(keys);
+        }
         let bridged = Config { bridges: config.bridges.clone(), ..self.config.clone() };
         self.policies.set_bridges(&bridged);
         self.parts.bridges.reload(bridged);
@@ -553,7 +560,7 @@ fn restore(router: &Router, policies: &Policies, (store, restored): (Store, Rest
 /// What becomes of the sessions of users of whom a backend has said something new.
 fn judge_named(router: &Arc<Router>, policies: &Arc<Policies>) -> OnChange {
     let (router, policies) = (Arc::clone(router), Arc::clone(policies));
-    Box::new(move |names| {
+    Arc::new(move |names| {
         let (mut batch, now) = (Batch::default(), clock::now());
         router.judge_anew(&mut batch, |access| policies.judge_named(names, access), now);
         router.finish(&mut batch, now);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::account::{Account, Backend};
+use super::account::{Account, Backend, user_of};
 use super::acl::{Asking, Right, Rules};
 use super::password::Record;
 
@@ -27,7 +27,7 @@ pub enum Identity {
     Vouched {
         /// Which.
         by: Backend,
-        /// The name.
+        /// By which what it says is kept ([`Accounts`](super::Accounts)): it begins with the name.
         name: Arc<str>,
         /// What the backend said when the client came in. None: that was before a restart, and it has not been asked since.
         account: Option<Arc<Account>>,
@@ -47,7 +47,8 @@ impl Identity {
     pub fn user(&self) -> Option<&str> {
         match self {
             Self::Anonymous | Self::Bridge { .. } | Self::Unknown => None,
-            Self::User { name, .. } | Self::Certified { name } | Self::Vouched { name, .. } => Some(name),
+            Self::User { name, .. } | Self::Certified { name } => Some(name),
+            Self::Vouched { name, .. } => Some(user_of(name)),
         }
     }
 
@@ -133,7 +134,7 @@ impl Access {
             Identity::Anonymous => ('a', ""),
             Identity::User { name, .. } => ('u', &**name),
             Identity::Certified { name } => ('c', &**name),
-            Identity::Vouched { by, name, .. } => (by.letter(), &**name),
+            Identity::Vouched { by, name, .. } => (by.letter(), user_of(name)),
             Identity::Bridge { client_id } => ('b', &**client_id),
             Identity::Unknown => return Arc::default(),
         };
@@ -239,6 +240,8 @@ mod tests {
         let user = Identity::User { name: "a:b c".into(), record: None };
         let bridge = Identity::Bridge { client_id: "bridge-x".into() };
         let vouched = Identity::Vouched { by: Backend::Sql, name: "bob".into(), account: None };
+        let shown = Identity::Vouched { by: Backend::Http, name: "bob\0digest".into(), account: None };
+        assert!(shown.is_same_user(&vouched) && &*Access::new(shown, Place::default(), None).owner() == "h@0:bob");
         for identity in [Identity::Anonymous, user, Identity::Certified { name: "".into() }, bridge, vouched] {
             for bind in ["[::1]:1883", "unix:/run/ü:7", ""] {
                 let here = Place { index: Some(7), bind: bind.into() };

@@ -4,11 +4,14 @@
 //! backend is asked, and while it cannot be, the last word that there is such a user counts for `grace`. That there is none counts a few seconds, so that a new
 //! user is not kept out by one who tried his name, and not at all while the backend is away.
 //!
+//! Words are kept by *keys*. A key is the user's name; where the word is about what a client has shown as well, a NUL and a digest of that stand behind the name,
+//! so that each is a word of its own. No name has a NUL in it.
+//!
 //! Invariants:
 //! - Of users whose sessions are here (somebody holds the name that [`Accounts`] gave out) the last word is kept, of others the newest ones up to a bound.
 //! - What is not known grants nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +32,10 @@ pub enum Backend {
     File,
     /// A database.
     Sql,
+    /// A service that is asked over HTTP.
+    Http,
+    /// Whoever signs tokens.
+    Jwt,
     /// Whoever signs certificates.
     Certificate,
 }
@@ -40,12 +47,16 @@ impl Backend {
             Self::File => 'u',
             Self::Certificate => 'c',
             Self::Sql => 's',
+            Self::Http => 'h',
+            Self::Jwt => 'j',
         }
     }
 
     pub(super) fn of_letter(letter: &str) -> Option<Self> {
         match letter {
             "s" => Some(Self::Sql),
+            "h" => Some(Self::Http),
+            "j" => Some(Self::Jwt),
             _ => None,
         }
     }
@@ -56,8 +67,31 @@ impl Backend {
         match self {
             Self::File => "file",
             Self::Sql => "sql",
+            Self::Http => "http",
+            Self::Jwt => "jwt",
             Self::Certificate => "certificate",
         }
+    }
+}
+
+/// The user's name in a key.
+#[must_use]
+pub fn user_of(key: &str) -> &str {
+    key.split('\0').next().unwrap_or_default()
+}
+
+/// What a client has shown, to be shown again when its backend is asked again. It is kept as long as the client's session, or the word that it was good.
+#[derive(PartialEq, Eq)]
+pub struct Shown {
+    /// The id of the client.
+    pub client_id: Box<str>,
+    /// The password.
+    pub password: Box<str>,
+}
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shown").field("client_id", &self.client_id).finish_non_exhaustive()
     }
 }
 
@@ -77,19 +111,32 @@ pub enum Granted {
 pub struct Account {
     record: Option<Arc<Record>>,
     granted: Granted,
+    shown: Option<Arc<Shown>>,
 }
 
 impl Account {
     /// Of a user with this password; none: no password of his is known.
     #[must_use]
     pub fn new(record: Option<Record>, granted: Granted) -> Self {
-        Self { record: record.map(Arc::new), granted }
+        Self { record: record.map(Arc::new), granted, shown: None }
+    }
+
+    /// Of a user whose backend itself looks at what is shown to it, and has found that good.
+    #[must_use]
+    pub fn showing(shown: Arc<Shown>, granted: Granted) -> Self {
+        Self { record: None, granted, shown: Some(shown) }
     }
 
     /// Of the user's password.
     #[must_use]
     pub fn record(&self) -> Option<&Arc<Record>> {
         self.record.as_ref()
+    }
+
+    /// What was shown.
+    #[must_use]
+    pub fn shown(&self) -> Option<&Arc<Shown>> {
+        self.shown.as_ref()
     }
 
     /// What the user may do.
@@ -106,14 +153,22 @@ pub enum Known {
     Awaited,
     /// There is no such user.
     Nobody,
+    /// What was shown is not, or no longer, what this user shows.
+    Refused,
     /// There is.
     Somebody(Arc<Account>),
+}
+
+impl From<Option<Account>> for Known {
+    fn from(account: Option<Account>) -> Self {
+        account.map_or(Self::Nobody, |account| Self::Somebody(Arc::new(account)))
+    }
 }
 
 /// What is remembered of a user.
 #[derive(Clone, Debug)]
 pub struct Remembered {
-    /// The name, to be kept as long as the user has a session.
+    /// The key, to be kept as long as the user has a session.
     pub name: Arc<str>,
     /// What its backend said.
     pub known: Known,
@@ -142,6 +197,8 @@ struct Entry {
     known: Known,
     /// When its backend said so; none: it has not been asked.
     at: Option<Instant>,
+    /// When that ends by itself.
+    until: Option<Instant>,
 }
 
 impl Accounts {
@@ -165,40 +222,66 @@ impl Accounts {
         let age = now.saturating_duration_since(entry.at?);
         let (life, grace) = match entry.known {
             Known::Awaited => return None,
-            Known::Nobody => (self.life.min(NOBODY_LIFE), Duration::ZERO),
+            Known::Nobody | Known::Refused => (self.life.min(NOBODY_LIFE), Duration::ZERO),
             Known::Somebody(_) => (self.life, self.grace),
         };
         (age < life.max(grace)).then(|| Remembered { name: Arc::clone(name), known: entry.known.clone(), is_fresh: age < life })
     }
 
     /// Takes what the backend said at `now`. Whether what is known of a user with a session has changed by it.
-    pub fn learn(&self, name: &str, account: Option<Account>, now: Instant) -> (Remembered, bool) {
-        let mut table = self.table.lock();
+    pub fn learn(&self, name: &str, word: impl Into<Known>, now: Instant) -> (Remembered, bool) {
+        let (mut table, word) = (self.table.lock(), word.into());
         let name = table.entry_of(name, now);
         let Some(entry) = table.by_name.get_mut(&name) else {
-            let known = account.map_or(Known::Nobody, |account| Known::Somebody(Arc::new(account)));
-            return (Remembered { name, known, is_fresh: true }, false);
+            return (Remembered { name, known: word, is_fresh: true }, false);
         };
         entry.at = Some(now);
-        let is_same = match (&entry.known, &account) {
-            (Known::Somebody(before), Some(account)) => **before == *account,
-            (Known::Nobody, None) => true,
-            _ => false,
-        };
+        let is_same = entry.known == word;
         if !is_same {
             // Rules that say the same are the same: what was worked out by them holds on.
-            let renewed = account.map(|account| match (&entry.known, &account.granted) {
-                (Known::Somebody(before), Granted::Rules(_)) if before.granted == account.granted => {
-                    Account { granted: before.granted.clone(), ..account }
+            entry.known = match (&entry.known, word) {
+                (Known::Somebody(before), Known::Somebody(account)) if before.granted == account.granted => {
+                    Known::Somebody(Arc::new(Account { granted: before.granted.clone(), ..(*account).clone() }))
                 }
-                _ => account,
-            });
-            entry.known = renewed.map_or(Known::Nobody, |account| Known::Somebody(Arc::new(account)));
+                (_, word) => word,
+            };
         }
         let known = entry.known.clone();
         // One is the table's, one ours.
         let is_followed = Arc::strong_count(&name) > 2;
         (Remembered { name, known, is_fresh: true }, is_followed && !is_same)
+    }
+
+    /// Takes a word that counts until then, however often it comes. The key is to be kept as long as the user has a session.
+    pub fn learn_until(&self, name: &str, account: Account, until: Instant, now: Instant) -> (Arc<str>, Arc<Account>) {
+        let mut table = self.table.lock();
+        let name = table.entry_of(name, now);
+        if let Some(Entry { known: Known::Somebody(before), .. }) = table.by_name.get(&name)
+            && **before == account
+        {
+            return (name, Arc::clone(before));
+        }
+        let account = Arc::new(account);
+        let entry = Entry { known: Known::Somebody(Arc::clone(&account)), at: Some(now), until: Some(until) };
+        table.by_name.insert(Arc::clone(&name), entry);
+        (name, account)
+    }
+
+    /// What counted until now counts no more. Whose sessions are here.
+    pub fn lapse(&self, now: Instant) -> HashSet<Arc<str>> {
+        let mut over = HashSet::new();
+        self.table.lock().by_name.retain(|name, entry| {
+            let is_followed = Arc::strong_count(name) > 1;
+            if entry.until.is_none_or(|until| until > now) {
+                return true;
+            }
+            if is_followed && entry.known != Known::Refused {
+                entry.known = Known::Refused;
+                over.insert(Arc::clone(name));
+            }
+            is_followed
+        });
+        over
     }
 
     /// What is known of the user of a session that is here, however old that is, and the name by which that is kept.
@@ -207,9 +290,11 @@ impl Accounts {
         let mut table = self.table.lock();
         let name = match table.by_name.get_key_value(name) {
             Some((name, entry)) => return (Arc::clone(name), entry.known.clone()),
+            // Without what was shown nobody can be asked.
+            None if self.by != Backend::Sql => return (Arc::clone(name), Known::Awaited),
             None => Arc::clone(name),
         };
-        table.by_name.insert(Arc::clone(&name), Entry { known: Known::Awaited, at: None });
+        table.by_name.insert(Arc::clone(&name), Entry { known: Known::Awaited, at: None, until: None });
         (name, Known::Awaited)
     }
 
@@ -239,7 +324,7 @@ impl Table {
             self.forget_idle(now);
         }
         let name: Arc<str> = name.into();
-        self.by_name.insert(Arc::clone(&name), Entry { known: Known::Awaited, at: None });
+        self.by_name.insert(Arc::clone(&name), Entry { known: Known::Awaited, at: None, until: None });
         name
     }
 
@@ -314,6 +399,36 @@ mod tests {
         assert!(!accounts.learn("bob", None, now + LIFE).1);
         drop((bob, again));
         assert!(accounts.due(now + LIFE * 3).is_empty(), "it has no session any more");
+    }
+
+    #[test]
+    fn what_counts_until_then_is_over_then_and_told_once() {
+        let (accounts, now) = (Accounts::new(Backend::Jwt, LIFE, GRACE), start());
+        let (bob, first) = accounts.learn_until("bob\0a", account(&[]), now + LIFE, now);
+        let (_, again) = accounts.learn_until("bob\0a", account(&[]), now + LIFE, now);
+        assert!(Arc::ptr_eq(&first, &again) && user_of(&bob) == "bob");
+        accounts.learn_until("eve\0b", account(&[]), now + LIFE, now);
+        assert!(accounts.lapse(now + LIFE - Duration::from_millis(1)).is_empty());
+        assert_eq!(accounts.lapse(now + LIFE), HashSet::from([Arc::clone(&bob)]));
+        assert_eq!((accounts.lapse(now + LIFE), accounts.count()), (HashSet::new(), 1));
+        assert_eq!(accounts.follow(&bob).1, Known::Refused);
+        assert_eq!((accounts.follow(&"eve".into()).1, accounts.count()), (Known::Awaited, 1));
+        drop(bob);
+        accounts.lapse(now + LIFE);
+        assert_eq!(accounts.count(), 0);
+    }
+
+    #[test]
+    fn what_was_shown_is_in_no_debug_output_and_a_refusal_counts_for_moments() {
+        let (accounts, now) = (Accounts::new(Backend::Http, LIFE, GRACE), start());
+        let shown = Arc::new(Shown { client_id: "c".into(), password: "secret".into() });
+        let word = Account::showing(shown, Granted::All);
+        assert!(!format!("{word:?}").contains("secret"));
+        let bob = accounts.learn("bob\0x", Some(word), now).0.name;
+        assert!(accounts.learn("bob\0x", Known::Refused, now).1, "the session's client is to go");
+        assert!(!accounts.learn("bob\0x", Known::Refused, now).1);
+        assert!(accounts.recall(&bob, now).is_some_and(|found| found.known == Known::Refused));
+        assert!(accounts.recall(&bob, now + NOBODY_LIFE).is_none());
     }
 
     #[test]

@@ -136,10 +136,12 @@ impl Policy {
     #[must_use]
     pub fn claim(&self, user_name: Option<&str>, has_password: bool) -> Claim {
         if !self.accounts.is_empty() {
-            match has_password {
-                true if user_name.is_some() => return Claim::Ask,
-                false if user_name.is_some() => return Claim::NoPassword,
-                _ => {}
+            match (user_name, has_password) {
+                (Some(_), true) => return Claim::Ask,
+                (Some(_), false) => return Claim::NoPassword,
+                // A token says itself whose it is.
+                (None, true) if self.backends.contains(&Backend::Jwt) => return Claim::Ask,
+                (None, _) => {}
             }
         }
         match (user_name, &self.users) {
@@ -203,6 +205,7 @@ impl Policy {
         match known {
             Known::Awaited => Standing::Good(admit(before)),
             Known::Nobody => Standing::Gone(admit(before)),
+            Known::Refused => Standing::PasswordChanged(admit(before)),
             Known::Somebody(now) => match before {
                 Some(before) if before.record() != now.record() => Standing::PasswordChanged(admit(Some(&now))),
                 _ => Standing::Good(admit(Some(&now))),

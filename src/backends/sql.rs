@@ -9,40 +9,38 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use futures_util::TryStreamExt;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions, AnyRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connection, Row};
 
+use super::rows::Rows;
 use super::{BackendError, Failure};
 use crate::auth::{Account, Granted, MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Record, Rules};
 use crate::config::AuthSql;
 
-/// Rows of rules that a user may have.
-const ROWS_MAX: usize = 1_000;
-/// Bytes of topic filters in them.
-const ROWS_BYTES_MAX: usize = 64 * 1_024;
 /// The longest hash that is looked at, bytes.
 const HASH_BYTES_MAX: usize = 1_024;
 /// What URLs of databases begin with.
 const SCHEMES: [&str; 4] = ["postgres", "postgresql", "mysql", "sqlite"];
 
-/// Where the database is. `Debug` shows nothing of it: there may be a password in it.
-pub(super) struct Source(AnyConnectOptions);
-
 /// See the module's page.
 pub(super) struct Database {
-    pool: AnyPool,
+    /// There may be a password in it.
+    source: AnyConnectOptions,
+    /// Belongs to the runtime on which it was first asked.
+    pool: OnceLock<AnyPool>,
     queries: AuthSql,
 }
 
-impl Source {
-    /// Reads the file that `auth.sql.dsn_file` names.
-    pub(super) fn read(path: &Path) -> Result<Self, BackendError> {
+impl Database {
+    /// Reads the file that `auth.sql.dsn_file` names. It connects when it is first asked.
+    pub(super) fn new(dsn_file: &Path, queries: AuthSql) -> Result<Self, BackendError> {
         let key = "auth.sql.dsn_file";
-        let text = super::read_secret(key, path)?;
-        let wrong = |problem: String| BackendError::Bad { key, path: path.to_owned(), problem };
+        let text = super::read_secret(key, dsn_file)?;
+        let wrong = |problem: String| BackendError::Bad { key, path: dsn_file.to_owned(), problem };
         let url = text.lines().next().unwrap_or_default().trim();
         let scheme = url.split(':').next().unwrap_or_default();
         if !SCHEMES.contains(&scheme) {
@@ -58,22 +56,22 @@ impl Source {
         }
         let options = AnyConnectOptions::from_str(url).map_err(|error| wrong(error.to_string()))?;
         // Queries would stand in the log, where they say nothing that an operator does not know.
-        Ok(Self(options.disable_statement_logging()))
+        Ok(Self { source: options.disable_statement_logging(), pool: OnceLock::new(), queries })
     }
-}
 
-impl Database {
-    /// Connects when it is first asked. Called on a runtime.
-    pub(super) fn new(source: Source, queries: AuthSql) -> Self {
-        sqlx::any::install_default_drivers();
-        let pool = u32::try_from(queries.pool_size).unwrap_or(1);
-        let pool = AnyPoolOptions::new().max_connections(pool).acquire_timeout(queries.timeout).connect_lazy_with(source.0);
-        Self { pool, queries }
+    /// Called on a runtime.
+    fn pool(&self) -> &AnyPool {
+        self.pool.get_or_init(|| {
+            sqlx::any::install_default_drivers();
+            let size = u32::try_from(self.queries.pool_size).unwrap_or(1);
+            let pool = AnyPoolOptions::new().max_connections(size).acquire_timeout(self.queries.timeout);
+            pool.connect_lazy_with(self.source.clone())
+        })
     }
 
     /// Whether it can be asked.
     pub(super) async fn ping(&self) -> Result<(), Failure> {
-        let mut connection = self.pool.acquire().await.map_err(away)?;
+        let mut connection = self.pool().acquire().await.map_err(away)?;
         let found = match tokio::time::timeout(self.queries.timeout, connection.ping()).await {
             Ok(found) => found.map_err(away),
             Err(_) => Err(Failure::Away(format!("no answer within {:?}", self.queries.timeout))),
@@ -84,7 +82,7 @@ impl Database {
 
     /// Asks about a user.
     pub(super) async fn look_up(&self, name: &str) -> Result<Option<Account>, Failure> {
-        let mut connection = self.pool.acquire().await.map_err(|error| match error {
+        let mut connection = self.pool().acquire().await.map_err(|error| match error {
             // Others are slow, and hold all of them.
             sqlx::Error::PoolTimedOut => Failure::Late,
             error => away(error),
@@ -123,7 +121,7 @@ impl Database {
                 let query = sqlx::query(AssertSqlSafe(query)).persistent(false).bind(name.to_owned()).bind(access);
                 let mut found = query.fetch(&mut *connection);
                 while let Some(row) = found.try_next().await.map_err(|error| failure("acl_query", error))? {
-                    rows.add(text(&row, 0).map_err(|error| refused("acl_query", &error))?, access)?;
+                    add(&mut rows, text(&row, 0).map_err(|error| refused("acl_query", &error))?, access)?;
                 }
             }
         } else {
@@ -131,14 +129,10 @@ impl Database {
             while let Some(row) = found.try_next().await.map_err(|error| failure("acl_query", error))? {
                 let topic = text(&row, 0).map_err(|error| refused("acl_query", &error))?;
                 let access = row.try_get::<Option<i64>, _>(1).map_err(|error| refused("acl_query", &error))?;
-                rows.add(topic, access.unwrap_or(0))?;
+                add(&mut rows, topic, access.unwrap_or(0))?;
             }
         }
-        let (rules, left_out) = Rules::of_rows(rows.all.iter().map(|(filter, access)| (filter.as_str(), *access)));
-        if let Some(problem) = left_out {
-            tracing::warn!(user = ?super::excerpt(name), %problem, "auth.sql.acl_query: a row is no rule, and grants nothing");
-        }
-        Ok(rules)
+        Ok(rows.rules("auth.sql.acl_query", name))
     }
 }
 
@@ -175,26 +169,9 @@ fn parameters(url: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').filter_map(|one| one.split_once('='))
 }
 
-/// Rules of a user, as they come.
-#[derive(Default)]
-struct Rows {
-    all: Vec<(String, i64)>,
-    bytes: usize,
-}
-
-impl Rows {
-    fn add(&mut self, topic: Option<String>, access: i64) -> Result<(), Failure> {
-        let Some(topic) = topic else { return Ok(()) };
-        self.bytes += topic.len();
-        if self.all.len() >= ROWS_MAX || self.bytes > ROWS_BYTES_MAX {
-            let problem = format!(
-                "acl_query: a user has more than {ROWS_MAX} rows or {ROWS_BYTES_MAX} bytes of topic filters; join some of them"
-            );
-            return Err(Failure::Refused(problem));
-        }
-        self.all.push((topic, access));
-        Ok(())
-    }
+fn add(rows: &mut Rows, topic: Option<String>, access: i64) -> Result<(), Failure> {
+    let Some(topic) = topic else { return Ok(()) };
+    rows.add(topic, access).map_err(|problem| Failure::Refused(format!("acl_query: {problem}")))
 }
 
 async fn first(connection: &mut AnyConnection, key: &str, query: &str, name: &str) -> Result<Option<AnyRow>, Failure> {
@@ -283,7 +260,7 @@ mod tests {
             let path = dir.path().join("dsn");
             std::fs::write(&path, format!("{url}\n")).unwrap();
             sqlx::any::install_default_drivers();
-            let found = Source::read(&path);
+            let found = Database::new(&path, AuthSql::default());
             assert_eq!(found.is_ok(), expected, "{url}");
             if let Err(error) = found {
                 assert!(error.to_string().contains("verify-full") && !error.to_string().contains("u:p"), "{error}");

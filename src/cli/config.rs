@@ -62,6 +62,8 @@ fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if !(auth.allow_anonymous
             || auth.password_file.is_some()
             || auth.sql.is_some()
+            || auth.http.is_some()
+            || auth.jwt.is_some()
             || by_certificate
             || listener.proxy_identity_as_username)
         {

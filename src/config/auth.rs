@@ -25,6 +25,12 @@ pub struct Auth {
     /// Users and rules in a database.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sql: Option<AuthSql>,
+    /// Users and rules of a service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http: Option<AuthHttp>,
+    /// Users that show signed tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jwt: Option<AuthJwt>,
 }
 
 /// Who can be asked about a user.
@@ -35,6 +41,10 @@ pub enum AuthBackend {
     File,
     /// [`Auth::sql`].
     Sql,
+    /// [`Auth::http`].
+    Http,
+    /// [`Auth::jwt`].
+    Jwt,
     /// Certificates of clients, at listeners that take their user names from there.
     Certificate,
 }
@@ -84,6 +94,103 @@ impl Default for AuthSql {
     }
 }
 
+/// `[auth.http]`: a service that is asked by POST.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthHttp {
+    /// Is asked whether there is such a user with such a password. Never `None` in a loaded configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_url: Option<String>,
+    /// Is asked whether a user may do everything. `None`: nobody may, if `user_url` has not said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub superuser_url: Option<String>,
+    /// Is asked for the rules of a user. `None`: what `user_url` has said, or the access file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub acl_url: Option<String>,
+    /// In which form it is asked.
+    pub format: HttpFormat,
+    /// Authorities of the service's certificate. Never `None` where it is asked over TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cafile: Option<PathBuf>,
+    /// So old at most is what is known of a user who is here or comes.
+    #[serde(with = "units::duration")]
+    pub cache_ttl: Duration,
+    /// And so old at most of one who comes while the service is away.
+    #[serde(with = "units::duration")]
+    pub cache_grace: Duration,
+    /// Users of whom it is asked at once.
+    #[serde(deserialize_with = "units::count")]
+    pub pool_size: usize,
+    /// After this long a user's questions have failed.
+    #[serde(with = "units::duration")]
+    pub timeout: Duration,
+}
+
+/// In which form a service is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HttpFormat {
+    /// An object in JSON.
+    #[default]
+    Json,
+    /// As a browser sends what was filled in.
+    Form,
+}
+
+impl Default for AuthHttp {
+    fn default() -> Self {
+        Self {
+            user_url: None,
+            superuser_url: None,
+            acl_url: None,
+            format: HttpFormat::Json,
+            cafile: None,
+            cache_ttl: Duration::from_secs(60),
+            cache_grace: Duration::from_secs(3_600),
+            pool_size: 8,
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// `[auth.jwt]`: signed tokens in the place of passwords.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthJwt {
+    /// Public keys, in PEM or as a set in JSON. `None`: there is a secret.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    /// The file whose first line is the secret of HS256. `None`: there are keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_file: Option<PathBuf>,
+    /// Whether the token stands in the place of the user name, not of the password.
+    pub in_user_name: bool,
+    /// The claim that has the user's name.
+    pub user_claim: String,
+    /// The claim that has the user's rules. A token without it: what the access file says.
+    pub acl_claim: String,
+    /// Who must have issued a token. `None`: anybody with the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<String>,
+    /// For whom a token must be. `None`: it must not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audience: Option<String>,
+}
+
+impl Default for AuthJwt {
+    fn default() -> Self {
+        Self {
+            key_file: None,
+            secret_file: None,
+            in_user_name: false,
+            user_claim: "sub".to_owned(),
+            acl_claim: "acl".to_owned(),
+            issuer: None,
+            audience: None,
+        }
+    }
+}
+
 impl Auth {
     /// Who is asked about a user. Where nobody has said: the file, then the other tables that are there. Certificates last, and only where nobody else than a
     /// file could say what their users may do.
@@ -92,10 +199,18 @@ impl Auth {
         if !self.backends.is_empty() {
             return self.backends.clone();
         }
-        match self.sql {
-            Some(_) => vec![AuthBackend::File, AuthBackend::Sql],
-            None => vec![AuthBackend::Certificate, AuthBackend::File],
+        let tables = [
+            (self.jwt.is_some(), AuthBackend::Jwt),
+            (self.sql.is_some(), AuthBackend::Sql),
+            (self.http.is_some(), AuthBackend::Http),
+        ];
+        let mut backends: Vec<AuthBackend> =
+            tables.into_iter().filter(|(is_there, _)| *is_there).map(|(_, backend)| backend).collect();
+        if backends.is_empty() {
+            backends.push(AuthBackend::Certificate);
         }
+        backends.insert(0, AuthBackend::File);
+        backends
     }
 }
 
@@ -104,24 +219,98 @@ const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration
 const POOL_SIZE_MAX: usize = 64;
 
 pub(super) fn check(auth: &Auth) -> Result<(), (String, String)> {
+    let tables = [
+        ("sql", AuthBackend::Sql, auth.sql.is_some()),
+        ("http", AuthBackend::Http, auth.http.is_some()),
+        ("jwt", AuthBackend::Jwt, auth.jwt.is_some()),
+    ];
     for (index, backend) in auth.backends.iter().enumerate() {
-        let problem = match backend {
-            AuthBackend::Sql if auth.sql.is_none() => "\"sql\" is named, and there is no [auth.sql]; add it, or leave \"sql\" out",
-            _ if auth.backends.iter().take(index).any(|before| before == backend) => "one is named twice; leave the second out",
-            _ => continue,
-        };
-        return Err(("auth.backends".to_owned(), problem.to_owned()));
+        if auth.backends.iter().take(index).any(|before| before == backend) {
+            return Err(("auth.backends".to_owned(), "one is named twice; leave the second out".to_owned()));
+        }
+        if let Some((name, ..)) = tables.iter().find(|(_, of_table, is_there)| of_table == backend && !is_there) {
+            let problem = format!("\"{name}\" is named, and there is no [auth.{name}]; add it, or leave \"{name}\" out");
+            return Err(("auth.backends".to_owned(), problem));
+        }
     }
-    if auth.password_file.is_some() && !auth.backends_in_force().contains(&AuthBackend::File) {
+    let in_force = auth.backends_in_force();
+    if auth.password_file.is_some() && !in_force.contains(&AuthBackend::File) {
         let problem = "is there, and auth.backends does not name \"file\"; add it there, or leave the file out";
         return Err(("auth.password_file".to_owned(), problem.to_owned()));
     }
-    if let Some(sql) = &auth.sql {
-        if !auth.backends_in_force().contains(&AuthBackend::Sql) {
-            let problem = "is there, and auth.backends does not name \"sql\"; add it there, or remove the table";
-            return Err(("auth.sql".to_owned(), problem.to_owned()));
+    for (name, backend, is_there) in tables {
+        if is_there && !in_force.contains(&backend) {
+            let problem = format!("is there, and auth.backends does not name \"{name}\"; add it there, or remove the table");
+            return Err((format!("auth.{name}"), problem));
         }
-        check_sql(sql)?;
+    }
+    auth.sql.as_ref().map_or(Ok(()), check_sql)?;
+    auth.http.as_ref().map_or(Ok(()), check_http)?;
+    auth.jwt.as_ref().map_or(Ok(()), check_jwt)
+}
+
+/// What those that are asked have in common.
+fn check_asking(
+    table: &str,
+    cache_ttl: Duration,
+    cache_grace: Duration,
+    timeout: Duration,
+    pool_size: usize,
+) -> Result<(), (String, String)> {
+    let wrong = |key: &str, problem: String| Err((format!("auth.{table}.{key}"), problem));
+    if !CACHE_TTLS.contains(&cache_ttl) {
+        return wrong("cache_ttl", format!("{cache_ttl:?} is out of range; it must be from 1s to 1d"));
+    }
+    if cache_grace < cache_ttl {
+        return wrong("cache_grace", format!("{cache_grace:?} is less than cache_ttl, {cache_ttl:?}; make it as long at least"));
+    }
+    if !TIMEOUTS.contains(&timeout) {
+        return wrong("timeout", format!("{timeout:?} is out of range; it must be from 100ms to 8s"));
+    }
+    if pool_size > POOL_SIZE_MAX {
+        return wrong("pool_size", format!("{pool_size} is too large; at most {POOL_SIZE_MAX} at once"));
+    }
+    Ok(())
+}
+
+fn check_http(http: &AuthHttp) -> Result<(), (String, String)> {
+    let wrong = |key: &str, problem: &str| Err((format!("auth.http.{key}"), problem.to_owned()));
+    if http.user_url.is_none() {
+        return wrong("user_url", "is missing; write for example \"https://auth.example/mqtt/user\"");
+    }
+    for (key, url) in [("user_url", &http.user_url), ("superuser_url", &http.superuser_url), ("acl_url", &http.acl_url)] {
+        let Some(url) = url else { continue };
+        let (is_over_tls, rest) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
+            (Some(rest), _) => (true, rest),
+            (None, Some(rest)) => (false, rest),
+            (None, None) => return wrong(key, "is no URL of a service; write https://HOST/PATH or http://HOST/PATH"),
+        };
+        let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        if host.is_empty() || host.contains('@') || url.contains(|letter: char| letter.is_whitespace() || letter.is_control()) {
+            return wrong(
+                key,
+                "has no host, or something that does not belong into it; write https://HOST/PATH without a user name",
+            );
+        }
+        if is_over_tls && http.cafile.is_none() {
+            return wrong(
+                "cafile",
+                "is missing; name the certificates of the service's authority, or of public ones, often /etc/ssl/certs/ca-certificates.crt",
+            );
+        }
+    }
+    check_asking("http", http.cache_ttl, http.cache_grace, http.timeout, http.pool_size)
+}
+
+fn check_jwt(jwt: &AuthJwt) -> Result<(), (String, String)> {
+    let wrong = |key: &str, problem: &str| Err((format!("auth.jwt.{key}"), problem.to_owned()));
+    if jwt.key_file.is_none() && jwt.secret_file.is_none() {
+        return wrong("key_file", "is missing; name a file with the public keys of whoever signs tokens, or a secret_file");
+    }
+    for (key, claim) in [("user_claim", &jwt.user_claim), ("acl_claim", &jwt.acl_claim)] {
+        if claim.is_empty() {
+            return wrong(key, "is empty; name a claim of the tokens");
+        }
     }
     Ok(())
 }
@@ -155,22 +344,7 @@ fn check_sql(sql: &AuthSql) -> Result<(), (String, String)> {
             _ => {}
         }
     }
-    if !CACHE_TTLS.contains(&sql.cache_ttl) {
-        return wrong("cache_ttl", format!("{:?} is out of range; it must be from 1s to 1d", sql.cache_ttl));
-    }
-    if sql.cache_grace < sql.cache_ttl {
-        return wrong(
-            "cache_grace",
-            format!("{:?} is less than cache_ttl, {:?}; make it as long at least", sql.cache_grace, sql.cache_ttl),
-        );
-    }
-    if !TIMEOUTS.contains(&sql.timeout) {
-        return wrong("timeout", format!("{:?} is out of range; it must be from 100ms to 60s", sql.timeout));
-    }
-    if sql.pool_size > POOL_SIZE_MAX {
-        return wrong("pool_size", format!("{} is too large; at most {POOL_SIZE_MAX} connections", sql.pool_size));
-    }
-    Ok(())
+    check_asking("sql", sql.cache_ttl, sql.cache_grace, sql.timeout, sql.pool_size)
 }
 
 impl AuthSql {

@@ -28,7 +28,7 @@ mod load;
 mod rules;
 mod units;
 
-pub use auth::{Auth, AuthBackend, AuthSql};
+pub use auth::{Auth, AuthBackend, AuthHttp, AuthJwt, AuthSql, HttpFormat};
 pub use bounds::{Limits, QueueDrop};
 pub use bridge::{Bridge, BridgeDirection, BridgeTls, BridgeTopic, BridgeVersion};
 pub use error::{ConfigError, Place};
@@ -574,7 +574,12 @@ mod tests {
             mesh: Some(Mesh::default()),
             bridges: vec![Bridge::default()],
             health: Some(Health::default()),
-            auth: Auth { sql: Some(AuthSql::default()), ..Auth::default() },
+            auth: Auth {
+                sql: Some(AuthSql::default()),
+                http: Some(AuthHttp::default()),
+                jwt: Some(AuthJwt::default()),
+                ..Auth::default()
+            },
             admin: Admin { bind: Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ADMIN_PORT)), token_file: None },
             ..Config::default()
         };
@@ -618,6 +623,10 @@ mod tests {
         assert!(everything.auth.password_file.is_some() && everything.auth.acl_file.is_some());
         let sql = everything.auth.sql.expect("a database");
         assert!(sql.dsn_file.is_some() && sql.user_query.is_some() && sql.acl_query.is_some() && sql.superuser_query.is_some());
+        let http = everything.auth.http.expect("a service");
+        assert!(http.user_url.is_some() && http.superuser_url.is_some() && http.acl_url.is_some() && http.cafile.is_some());
+        let jwt = everything.auth.jwt.expect("tokens");
+        assert!(jwt.key_file.is_some() && jwt.secret_file.is_some() && jwt.issuer.is_some() && jwt.audience.is_some());
         let bridge = everything.bridges.first().expect("a bridge");
         assert!(bridge.remote_clientid.is_some() && bridge.remote_username.is_some() && bridge.local_clientid.is_some());
         assert!(bridge.remote_password_file.is_some() && bridge.notification_topic.is_some() && bridge.max_packet_size.is_some());

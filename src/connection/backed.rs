@@ -7,6 +7,7 @@ use super::handshake::{Guest, Refused, WRONG};
 use super::login::Found;
 use crate::auth::{Account, Backend, Identity, Policy, Record};
 use crate::backends::{Answer, Backends};
+use crate::clock;
 use crate::codec::ReasonCode;
 
 impl Guest<'_> {
@@ -15,12 +16,13 @@ impl Guest<'_> {
         for by in policy.backends() {
             match by {
                 Backend::Certificate => return Ok(Identity::Certified { name: Arc::clone(name) }),
-                Backend::File => {}
+                // They know whom they know by a password or a token.
+                Backend::File | Backend::Http | Backend::Jwt => {}
                 Backend::Sql => match self.look_up(*by, name, false).await {
                     Answer::Somebody { name, account, .. } => {
                         return Ok(Identity::Vouched { by: *by, name, account: Some(account) });
                     }
-                    Answer::Nobody => {}
+                    Answer::Nobody | Answer::Refused => {}
                     Answer::Away => return Err(self.away(since).await),
                     Answer::Busy => return Err(self.busy(since).await),
                 },
@@ -29,7 +31,7 @@ impl Guest<'_> {
         Err(self.refuse(ReasonCode::NotAuthorized, "a certificate of nobody who is known", since).await)
     }
 
-    /// A client that named a user and showed a password.
+    /// A client that showed a password, and named a user if that is no token.
     pub(super) async fn ask_backends(&self, policy: &Policy, since: Instant) -> Result<Identity, Refused> {
         let name = self.connect.user_name.unwrap_or_default();
         for by in policy.backends() {
@@ -44,6 +46,15 @@ impl Guest<'_> {
                 },
                 Backend::Sql => match self.look_up(*by, name, false).await {
                     Answer::Somebody { name, account, is_new } => self.check(policy, *by, (name, account), is_new).await,
+                    Answer::Nobody | Answer::Refused => continue,
+                    Answer::Away => return Err(self.away(since).await),
+                    Answer::Busy => return Err(self.busy(since).await),
+                },
+                Backend::Http | Backend::Jwt => match self.show(*by, name).await {
+                    Answer::Somebody { name, account, .. } => {
+                        (Found::Good, Identity::Vouched { by: *by, name, account: Some(account) })
+                    }
+                    Answer::Refused => (Found::Wrong, Identity::Anonymous),
                     Answer::Nobody => continue,
                     Answer::Away => return Err(self.away(since).await),
                     Answer::Busy => return Err(self.busy(since).await),
@@ -93,6 +104,28 @@ impl Guest<'_> {
             Some(backends) => Backends::look_up(backends, by, name, anew).await,
             None => Answer::Away,
         }
+    }
+
+    /// Asks who looks at what was shown himself. Guesses from one address have their turns here as well.
+    async fn show(&self, by: Backend, name: &str) -> Answer {
+        let (Some(backends), Ok(password)) = (&self.terms.backends, str::from_utf8(self.connect.password.unwrap_or_default()))
+        else {
+            return Answer::Nobody;
+        };
+        let address = self.peer.address.ip();
+        if !self.terms.logins.turn_of(address).await {
+            return Answer::Busy;
+        }
+        let answer = match by {
+            Backend::Jwt => backends.read_token(name, password),
+            _ => backends.show(by, name, self.connect.client_id, password).await,
+        };
+        match &answer {
+            Answer::Somebody { .. } => self.terms.logins.count_good(address, clock::now()),
+            Answer::Refused => self.terms.logins.count_wrong(address, clock::now()),
+            Answer::Nobody | Answer::Away | Answer::Busy => {}
+        }
+        answer
     }
 
     async fn away(&self, since: Instant) -> Refused {

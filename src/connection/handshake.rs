@@ -171,7 +171,7 @@ pub(super) struct Guest<'a> {
     /// What it has sent behind its CONNECT.
     rest: Vec<u8>,
     pub(super) connect: &'a Connect<'a>,
-    peer: &'a Peer,
+    pub(super) peer: &'a Peer,
     pub(super) terms: &'a Terms,
 }
 

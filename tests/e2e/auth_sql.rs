@@ -17,9 +17,9 @@ use crate::foreign::is_there;
 use crate::mesh::settle;
 use crate::serve::get;
 
-const WRONG: u8 = 0x86;
-const NOT_AUTHORIZED: u8 = 0x87;
-const UNAVAILABLE: u8 = 0x88;
+pub const WRONG: u8 = 0x86;
+pub const NOT_AUTHORIZED: u8 = 0x87;
+pub const UNAVAILABLE: u8 = 0x88;
 /// `[auth.sql]`'s in these tests.
 const CACHE_TTL: Duration = Duration::from_secs(2);
 /// PBKDF2 as mosquitto-auth-plug wrote it, of `hello`; the salt is the text.
@@ -215,7 +215,7 @@ impl Database {
     }
 }
 
-fn login(user: &str, password: &str) -> Connect {
+pub fn login(user: &str, password: &str) -> Connect {
     Connect::new(5).login(user, password)
 }
 
@@ -224,11 +224,11 @@ fn publish(client: &mut Client, topic: &str) -> u8 {
     client.publish(Publish { topic, payload: "x", qos: 1, ..Publish::default() })
 }
 
-fn may_publish(client: &mut Client, topic: &str) -> bool {
+pub fn may_publish(client: &mut Client, topic: &str) -> bool {
     publish(client, topic) < 0x80
 }
 
-fn may_subscribe(client: &mut Client, filter: &str) -> bool {
+pub fn may_subscribe(client: &mut Client, filter: &str) -> bool {
     client.try_subscribe(&[(filter, 1)], &[]) == [1]
 }
 
@@ -305,7 +305,7 @@ fn users_passwords_and_rules_are_the_databases() {
             assert!(!may_subscribe(&mut odd, "own/+/c1"), "{kind:?}");
         }
         let health = broker.address_of("health");
-        assert!(get(health, "/metrics").contains("\nmqtt_st_quic_auth_sql_up 1.0\n"), "{kind:?}");
+        assert!(get(health, "/metrics").contains("\nmqtt_st_quic_auth_up{backend=\"sql\"} 1.0\n"), "{kind:?}");
         assert!(!broker.log().contains("pass word"), "{}", broker.log());
     }
 }
@@ -408,7 +408,7 @@ fn a_database_that_goes_and_comes_back_costs_nobody_his_connection() {
             let _over = Over(&over);
             database.server.as_mut().unwrap().stop();
             wait_for("a word of it", || get(health, "/readyz").contains("\"auth_failing\":[\"sql\"]").then_some(()));
-            assert!(get(health, "/metrics").contains("\nmqtt_st_quic_auth_sql_up 0.0\n"));
+            assert!(get(health, "/metrics").contains("\nmqtt_st_quic_auth_up{backend=\"sql\"} 0.0\n"));
             assert!(get(health, "/readyz").contains("\"ready\":true"), "it serves all the same");
             assert_eq!(refusal(&broker, &login("eve", "hello")), UNAVAILABLE, "{kind:?}: not remembered");
             let old = Connect::new(4).login("eve", "hello");
@@ -468,8 +468,8 @@ fn a_wrong_schema_lets_nobody_in_and_is_named() {
     let configuration = database.guard(&site, &site.alone("a"), "").replace("FROM rules", "FROM rulez");
     let broker = site.start("a", &configuration);
     assert_eq!(refusal(&broker, &login("bob", "hello")), UNAVAILABLE);
-    broker.wait_for_log(&["auth.sql", "acl_query", "rulez"]);
-    assert!(get(broker.address_of("health"), "/metrics").contains("\nmqtt_st_quic_auth_sql_up 0.0\n"));
+    broker.wait_for_log(&["sql", "acl_query", "rulez"]);
+    assert!(get(broker.address_of("health"), "/metrics").contains("\nmqtt_st_quic_auth_up{backend=\"sql\"} 0.0\n"));
     // And what cannot be right is said before the start.
     for (from, to, words) in [
         ("WHERE name = ?\"\nacl", "WHERE name = '%s'\"\nacl", "auth.sql.user_query"),

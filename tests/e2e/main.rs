@@ -13,6 +13,8 @@
 
 mod access;
 #[cfg(feature = "auth-sql")]
+mod auth_asked;
+#[cfg(feature = "auth-sql")]
 mod auth_sql;
 mod balancer;
 mod bounds;

@@ -236,6 +236,7 @@ impl Import<'_> {
                         self.say(&line.origin, &line.key, reason, *is_left_out);
                     }
                     (section, self.sql) = (translated.auth, translated.sql);
+                    (self.http, self.jwt) = (translated.http, translated.jwt);
                     // What anonymous clients did was judged by the plug-in, too; here nothing would judge it.
                     let mut plugins = std::mem::take(&mut security.plugins).into_iter();
                     if let Some(line) = security.allow_anonymous.take()

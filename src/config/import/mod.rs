@@ -166,6 +166,10 @@ struct Import<'a> {
     security: Security,
     /// `[auth.sql]`.
     sql: Section,
+    /// `[auth.http]`.
+    http: Section,
+    /// `[auth.jwt]`.
+    jwt: Section,
     /// The first plug-in of all listeners.
     plugin_of_all: Option<Line>,
     /// The first is the default one, of what is said before any `listener`.
@@ -198,6 +202,8 @@ impl<'a> Import<'a> {
             per_listener: false,
             security: Security::default(),
             sql: Section::default(),
+            http: Section::default(),
+            jwt: Section::default(),
             plugin_of_all: None,
             listeners: vec![Listener::default()],
             connections: Vec::new(),
@@ -394,6 +400,8 @@ impl<'a> Import<'a> {
         for (head, section) in [
             ("[auth]", &auth),
             ("[auth.sql]", &self.sql),
+            ("[auth.http]", &self.http),
+            ("[auth.jwt]", &self.jwt),
             ("[persistence]", &self.persistence),
             ("[limits]", &self.limits),
             ("[log]", &log),
@@ -444,6 +452,8 @@ impl Tables<'_, '_> {
             "listener" => self.listeners.get(index()?)?.origin_of(parts.next().unwrap_or_default()),
             "bridge" => self.bridges.get(index()?)?.origin_of(parts.next().unwrap_or_default()),
             "auth" if next == Some("sql") => self.import.sql.origin_of(parts.next().unwrap_or_default()),
+            "auth" if next == Some("http") => self.import.http.origin_of(parts.next().unwrap_or_default()),
+            "auth" if next == Some("jwt") => self.import.jwt.origin_of(parts.next().unwrap_or_default()),
             "auth" => self.auth.origin_of(next?),
             "limits" => self.import.limits.origin_of(next?),
             "persistence" => self.import.persistence.origin_of(next?),

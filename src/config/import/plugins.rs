@@ -1,4 +1,4 @@
-//! The plug-ins whose options have keys here: mosquitto-go-auth and mosquitto-auth-plug, with a database or password files.
+//! The plug-ins whose options have keys here: mosquitto-go-auth and mosquitto-auth-plug, with a database, password files, a service over HTTP, or tokens.
 //!
 //! All of a plug-in's backends are carried over, or none: one that is missing may have been the one that refused.
 
@@ -12,6 +12,10 @@ use super::text::Section;
 
 /// Where the database's URL is to stand.
 const DSN_FILE: &str = "/etc/mqtt-st-quic/dsn";
+/// Where the secret of tokens is to stand.
+const SECRET_FILE: &str = "/etc/mqtt-st-quic/jwt.secret";
+/// Where systems have the certificates of public authorities.
+const CA_FILE: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Longest time, seconds, that `cache_ttl` may be.
 const CACHE_SECONDS_MAX: i64 = 86_400;
 
@@ -22,6 +26,10 @@ pub(super) struct Translated {
     pub(super) auth: Section,
     /// `[auth.sql]`; empty where no database is asked.
     pub(super) sql: Section,
+    /// `[auth.http]`, likewise.
+    pub(super) http: Section,
+    /// `[auth.jwt]`, likewise.
+    pub(super) jwt: Section,
     /// What there is to say of lines, and whether something is left out there.
     pub(super) remarks: Vec<(Line, bool, String)>,
 }
@@ -43,6 +51,7 @@ enum Database {
 
 /// A plug-in's options by their names, without `auth_opt_`, and which of them have been used.
 struct Options<'a> {
+    kind: Kind,
     plugin: &'a Line,
     by_name: BTreeMap<&'a str, &'a Line>,
     used: Vec<&'a str>,
@@ -70,7 +79,7 @@ pub(super) fn translate(lines: &[Line]) -> Result<Result<Translated, String>, Im
         return Ok(Err("there are several of them".to_owned()));
     }
     let by_name = options.iter().filter_map(|line| Some((line.key.split_once("_opt_")?.1, line))).collect();
-    let mut options = Options { plugin, by_name, used: Vec::new() };
+    let mut options = Options { kind, plugin, by_name, used: Vec::new() };
     let Some(backends) = options.take("backends") else { return Ok(Err("auth_opt_backends is missing".to_owned())) };
     let mut translated = Translated::default();
     let (mut order, mut database) = (Vec::new(), None);
@@ -83,6 +92,15 @@ pub(super) fn translate(lines: &[Line]) -> Result<Result<Translated, String>, Im
             "postgres" => Database::Postgres,
             "mysql" => Database::Mysql,
             "sqlite" | "sqlite3" => Database::Sqlite,
+            "http" | "jwt" => {
+                let carried =
+                    if backend == "http" { http(&mut options, &mut translated) } else { jwt(&mut options, &mut translated) };
+                if let Err(why) = carried? {
+                    return Ok(Err(why));
+                }
+                order.push(Value::from(backend));
+                continue;
+            }
             other => return Ok(Err(format!("its backend `{}` has none like it here", excerpt(other)))),
         };
         if database.replace(found).is_some() {
@@ -95,6 +113,10 @@ pub(super) fn translate(lines: &[Line]) -> Result<Result<Translated, String>, Im
             [("password_file", ["files_password_path", "password_path"]), ("acl_file", ["files_acl_path", "acl_path"])]
         {
             if let Some(line) = names.into_iter().find_map(|name| options.take(name)) {
+                let named = line.text()?;
+                if translated.auth.value(key).is_some_and(|(file, _)| file.as_str() != Some(named)) {
+                    return Ok(Err("its backends `files` and `jwt` have two files of rules".to_owned()));
+                }
                 line.put(&mut translated.auth, &format!("auth.{key}"), line.text()?.into())?;
             }
         }
@@ -181,13 +203,105 @@ fn sql(
         true,
         format!("where the database is stands in a file of its own: write {url} into {DSN_FILE}, and let nobody but the broker's user read it"),
     ));
+    cache_ttl(options, &mut translated.sql, "auth.sql.cache_ttl")?;
+    Ok(Ok(()))
+}
+
+/// The shortest of the plug-in's times.
+fn cache_ttl(options: &mut Options<'_>, section: &mut Section, path: &str) -> Result<(), ImportError> {
     let names = ["auth_cache_seconds", "acl_cache_seconds", "auth_cacheseconds", "acl_cacheseconds", "cache_ttl"];
     let seconds: Vec<&Line> = names.into_iter().filter_map(|name| options.take(name)).collect();
     if let Some(line) = seconds.first() {
         let all: Vec<i64> = seconds.iter().map(|line| line.integer()).collect::<Result<_, _>>()?;
         let least = all.into_iter().min().unwrap_or(1).clamp(1, CACHE_SECONDS_MAX);
-        line.put(&mut translated.sql, "auth.sql.cache_ttl", format!("{least}s").into())?;
+        line.put(section, path, format!("{least}s").into())?;
     }
+    Ok(())
+}
+
+/// A service. The plug-in asks it about each topic; here it is asked for all rules of a user, so it must answer otherwise there, and grants nothing until it does.
+fn http(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result<(), String>, ImportError> {
+    let text = |line: Option<&Line>| line.map(|line| line.text().map(str::to_owned)).transpose();
+    let host = text(options.take("http_hostname").or_else(|| options.take("http_host")).or_else(|| options.take("http_ip")))?;
+    // The address of `http_hostname`, which is asked by its name here.
+    options.take("http_ip");
+    let is_over_tls = options.take("http_with_tls").map_or(Ok(false), Line::boolean)?;
+    let port = text(options.take("http_port"))?.map(|port| format!(":{port}")).unwrap_or_default();
+    let base = format!("{}://{}{port}", if is_over_tls { "https" } else { "http" }, host.unwrap_or_else(|| "localhost".to_owned()));
+    if let Some(line) = options.take("http_method")
+        && !line.text()?.eq_ignore_ascii_case("post")
+    {
+        return Ok(Err("its backend `http` asks by another method than POST".to_owned()));
+    }
+    let disables = options.take("disable_superuser").map_or(Ok(false), Line::boolean)?;
+    for (key, name) in [("user_url", "getuser_uri"), ("superuser_url", "superuser_uri"), ("acl_url", "aclcheck_uri")] {
+        let Some(line) = options.take(&format!("http_{name}")) else {
+            if key == "superuser_url" {
+                continue;
+            }
+            return Ok(Err(format!("its backend `http` has no auth_opt_http_{name}")));
+        };
+        if key == "superuser_url" && disables {
+            continue;
+        }
+        let path = line.text()?;
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        line.put(&mut translated.http, &format!("auth.http.{key}"), format!("{base}{slash}{path}").into())?;
+        if key == "acl_url" {
+            let reason = "the plug-in asks it about each topic, and here it is asked for all rules of a user: it must answer with them (deploy/auth.md); \
+                          until it does, nobody comes in by it";
+            translated.remarks.push((line.clone(), true, reason.to_owned()));
+        }
+    }
+    // Forms are what mosquitto-auth-plug sends; mosquitto-go-auth says so.
+    let is_form = match options.take("http_params_mode") {
+        Some(line) => match line.text()? {
+            "json" => false,
+            "form" => true,
+            other => return Ok(Err(format!("its backend `http` sends `{}`", excerpt(other)))),
+        },
+        None => options.kind == Kind::AuthPlug,
+    };
+    if is_form {
+        translated.http.set("format", "form".into(), &options.plugin.origin);
+    }
+    if is_over_tls {
+        translated.http.set("cafile", CA_FILE.into(), &options.plugin.origin);
+    }
+    if let Some(line) = options.take("http_timeout") {
+        line.put(&mut translated.http, "auth.http.timeout", format!("{}s", line.between(1, 60)?.min(8)).into())?;
+    }
+    if let Some(line) = options.take("http_verify_peer")
+        && !line.boolean()?
+    {
+        translated.remarks.push((line.clone(), true, format!("the service's certificate is always checked, by {CA_FILE}")));
+    }
+    // What is answered is seen from the answer.
+    options.take("http_response_mode");
+    cache_ttl(options, &mut translated.http, "auth.http.cache_ttl")?;
+    Ok(Ok(()))
+}
+
+/// Tokens that are looked at with a secret, and rules of a file.
+fn jwt(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result<(), String>, ImportError> {
+    if options.take("jwt_mode").map(Line::text).transpose()? != Some("files") {
+        return Ok(Err("its backend `jwt` has another auth_opt_jwt_mode than files".to_owned()));
+    }
+    let Some(secret) = options.take("jwt_secret") else { return Ok(Err("its backend `jwt` has no secret".to_owned())) };
+    translated.jwt.set("secret_file", SECRET_FILE.into(), &secret.origin);
+    let reason =
+        format!("a secret stands in a file of its own: write it into {SECRET_FILE}, and let nobody but the broker's user read it");
+    translated.remarks.push((secret.clone(), true, reason));
+    translated.jwt.set("in_user_name", true.into(), &options.plugin.origin);
+    if let Some(line) = options.take("jwt_userfield")
+        && line.text()?.eq_ignore_ascii_case("username")
+    {
+        line.put(&mut translated.jwt, "auth.jwt.user_claim", "username".into())?;
+    }
+    let Some(line) = options.take("jwt_files_acl_path").or_else(|| options.take("jwt_acl_path")) else {
+        return Ok(Err("its backend `jwt` has no file of rules".to_owned()));
+    };
+    line.put(&mut translated.auth, "auth.acl_file", line.text()?.into())?;
     Ok(Ok(()))
 }
 

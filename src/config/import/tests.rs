@@ -523,6 +523,31 @@ fn plugins_that_ask_a_database_become_auth_sql() {
     // Without a query for rules that plug-in lets nobody do anything.
     let (config, remarks) = good(&format!("listener 1883\n{plugin}"));
     assert!(config.auth.sql.is_none() && remarks.iter().any(|remark| remark.contains("nobody comes in")), "{remarks:?}");
+    let (config, remarks) = good(
+        "auth_plugin /go-auth.so\nauth_opt_backends http\nauth_opt_http_host auth.example\nauth_opt_http_port 8443\nauth_opt_http_with_tls true\n\
+         auth_opt_http_getuser_uri /user\nauth_opt_http_superuser_uri /su\nauth_opt_http_aclcheck_uri acl\nauth_opt_http_params_mode form\n\
+         auth_opt_http_response_mode status\nauth_opt_http_timeout 3\nauth_opt_auth_cache_seconds 10\n",
+    );
+    let http = config.auth.http.expect("[auth.http]");
+    assert_eq!(http.user_url.as_deref(), Some("https://auth.example:8443/user"));
+    assert_eq!((http.acl_url.as_deref(), http.format), (Some("https://auth.example:8443/acl"), crate::config::HttpFormat::Form));
+    assert!(http.superuser_url.is_some() && http.cafile.is_some() && http.timeout == std::time::Duration::from_secs(3));
+    assert_eq!(http.cache_ttl, std::time::Duration::from_secs(10));
+    assert!(remarks.iter().any(|remark| remark.contains("all rules of a user")), "{remarks:?}");
+
+    let imported = import_files(&[(
+        "m.conf",
+        "auth_plugin /go-auth.so\nauth_opt_backends jwt\nauth_opt_jwt_mode files\nauth_opt_jwt_secret verysecret\nauth_opt_jwt_userfield Username\n\
+         auth_opt_jwt_files_acl_path /etc/acl\n",
+    )])
+    .expect("good");
+    assert!(!imported.toml.contains("verysecret") && imported.toml.contains("[auth.jwt]"), "{}", imported.toml);
+    assert!(
+        imported.toml.contains("user_claim = \"username\"") && imported.toml.contains("in_user_name = true"),
+        "{}",
+        imported.toml
+    );
+    assert!(imported.toml.contains("acl_file = \"/etc/acl\""), "{}", imported.toml);
     // All of it, or nothing: what is missing may have been what refused.
     for options in [
         "backends redis",
@@ -531,6 +556,8 @@ fn plugins_that_ask_a_database_become_auth_sql() {
         "log_level debug",
         "backends files",
         "backends sqlite,mysql",
+        "backends http\nauth_opt_http_host h\nauth_opt_http_getuser_uri /u",
+        "backends jwt\nauth_opt_jwt_mode local",
     ] {
         let (config, remarks) = good(&format!("listener 1\npassword_file p\nauth_plugin /go-auth.so\nauth_opt_{options}\n"));
         assert_eq!((&config.auth.sql, &config.auth.password_file, config.auth.allow_anonymous), (&None, &None, false), "{options}");

@@ -1,0 +1,202 @@
+//! Users and rules of a service that is asked over HTTP (`[auth.http]`).
+//!
+//! It is asked by POST, as mosquitto-go-auth asks: whether there is such a user with such a password, whether he may do everything; and, unlike there, what he
+//! may do, all at once. A status says what is meant: 2xx yes, 400, 401, 403 and 422 no, 404 and 410 that it does not know the user.
+//!
+//! Invariants:
+//! - Whatever else is answered is an error, and no answer: a page of a proxy, a redirection, a status of 500. An error is never a yes.
+//! - A password goes to the service and into no log.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+use ureq::Agent;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
+
+use super::rows::Rows;
+use super::{BackendError, Failure};
+use crate::auth::{Account, Granted, Known, Shown};
+use crate::clock;
+use crate::config::{AuthHttp, HttpFormat};
+
+/// The longest answer, bytes.
+const ANSWER_BYTES_MAX: u64 = 256 * 1_024;
+
+/// See the module's page.
+pub(super) struct Service {
+    agent: Agent,
+    settings: AuthHttp,
+}
+
+/// What was answered.
+#[derive(Debug, PartialEq)]
+enum Said {
+    Yes { is_superuser: bool, acl: Option<Value> },
+    No,
+    Unknown,
+}
+
+impl Service {
+    /// Reads the certificates that `settings` name.
+    pub(super) fn new(settings: AuthHttp) -> Result<Self, BackendError> {
+        // Nobody else has said by what it is to be encrypted.
+        let crypto = rustls::crypto::ring::default_provider();
+        let mut tls = TlsConfig::builder().unversioned_rustls_crypto_provider(Arc::new(crypto));
+        if let Some(path) = &settings.cafile {
+            tls = tls.root_certs(RootCerts::from(authorities(path)?));
+        }
+        let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None).tls_config(tls.build());
+        Ok(Self { agent: config.build().into(), settings })
+    }
+
+    /// Whether it can be asked: whatever it answers, but for what a proxy says in its place.
+    pub(super) fn ping(&self) -> Result<(), Failure> {
+        let url = self.settings.user_url.as_deref().unwrap_or_default();
+        let request = self.agent.get(url).config().timeout_global(Some(self.settings.timeout)).build();
+        let response = request.call().map_err(|error| Failure::Away(error.to_string()))?;
+        match response.status().as_u16() {
+            status @ 502..=504 => Err(Failure::Away(format!("status {status}"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks about a user and what he has shown.
+    pub(super) fn look_up(&self, name: &str, shown: &Arc<Shown>) -> Result<Known, Failure> {
+        let end = clock::now() + self.settings.timeout;
+        let AuthHttp { user_url, superuser_url, acl_url, .. } = &self.settings;
+        let user = [("username", name), ("password", &shown.password), ("clientid", &shown.client_id)];
+        let (mut is_superuser, mut acl) = match self.ask("user_url", user_url.as_deref(), &user, end)? {
+            Said::Yes { is_superuser, acl } => (is_superuser, acl),
+            Said::No => return Ok(Known::Refused),
+            Said::Unknown => return Ok(Known::Nobody),
+        };
+        if let (Some(_), false) = (superuser_url, is_superuser) {
+            is_superuser =
+                matches!(self.ask("superuser_url", superuser_url.as_deref(), &[("username", name)], end)?, Said::Yes { .. });
+        }
+        if let (Some(_), None, false) = (acl_url, &acl, is_superuser) {
+            let user = [("username", name), ("clientid", &*shown.client_id)];
+            acl = match self.ask("acl_url", acl_url.as_deref(), &user, end)? {
+                Said::Yes { acl: Some(acl), .. } => Some(acl),
+                Said::Yes { acl: None, .. } => return Err(Failure::Refused("acl_url: the answer has no rules".to_owned())),
+                // What nobody grants is denied.
+                Said::No | Said::Unknown => Some(Value::Array(Vec::new())),
+            };
+        }
+        let granted = match acl {
+            _ if is_superuser => Granted::All,
+            Some(acl) => {
+                let rows = Rows::of_json(&acl).map_err(Failure::Refused)?;
+                Granted::Rules(Arc::new(rows.rules("auth.http", name)))
+            }
+            None => Granted::AsListener,
+        };
+        Ok(Known::Somebody(Arc::new(Account::showing(Arc::clone(shown), granted))))
+    }
+
+    fn ask(&self, key: &str, url: Option<&str>, fields: &[(&str, &str)], end: Instant) -> Result<Said, Failure> {
+        let left = end.saturating_duration_since(clock::now()).max(Duration::from_millis(1));
+        let request = self.agent.post(url.unwrap_or_default()).config().timeout_global(Some(left)).build();
+        let sent = match self.settings.format {
+            HttpFormat::Json => {
+                let body = fields.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value)));
+                request.send_json(Value::Object(body.collect()))
+            }
+            HttpFormat::Form => request.send_form(fields.iter().copied()),
+        };
+        let mut response = sent.map_err(|error| failure(key, &error))?;
+        match response.status().as_u16() {
+            200..=299 => {}
+            400 | 401 | 403 | 422 => return Ok(Said::No),
+            404 | 410 => return Ok(Said::Unknown),
+            status @ 502..=504 => return Err(Failure::Away(format!("{key}: status {status}"))),
+            status => {
+                return Err(Failure::Refused(format!("{key}: an answer with status {status}, which says neither yes nor no")));
+            }
+        }
+        let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
+        let text = text.map_err(|error| failure(key, &error))?;
+        parse(&text).ok_or_else(|| Failure::Refused(format!("{key}: an answer that is not understood")))
+    }
+}
+
+fn failure(key: &str, error: &ureq::Error) -> Failure {
+    match error {
+        ureq::Error::Timeout(_) => Failure::Late,
+        ureq::Error::BodyExceedsLimit(_) => Failure::Refused(format!("{key}: {error}")),
+        error => Failure::Away(format!("{key}: {error}")),
+    }
+}
+
+/// What the body of an answer says whose status is a yes.
+fn parse(text: &str) -> Option<Said> {
+    let yes = Said::Yes { is_superuser: false, acl: None };
+    match text.trim() {
+        "" => return Some(yes),
+        word if word.eq_ignore_ascii_case("ok") || word == "allow" => return Some(yes),
+        word if word == "deny" => return Some(Said::No),
+        _ => {}
+    }
+    match serde_json::from_str(text).ok()? {
+        Value::Object(object) => of_object(object),
+        acl @ Value::Array(_) => Some(Said::Yes { is_superuser: false, acl: Some(acl) }),
+        _ => None,
+    }
+}
+
+fn of_object(mut object: Map<String, Value>) -> Option<Said> {
+    let mut truth = |name: &str, otherwise: bool| object.remove(name).map_or(Some(otherwise), |value| value.as_bool());
+    if !truth("ok", true)? {
+        return Some(Said::No);
+    }
+    let is_superuser = truth("superuser", false)?;
+    Some(Said::Yes { is_superuser, acl: object.remove("acl") })
+}
+
+fn authorities(path: &Path) -> Result<Vec<Certificate<'static>>, BackendError> {
+    let key = "auth.http.cafile";
+    let text = std::fs::read(path).map_err(|source| BackendError::Unreadable { key, path: path.to_owned(), source })?;
+    let certificate = |item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    };
+    let all: Vec<_> = ureq::tls::parse_pem(&text).filter_map(certificate).collect();
+    if all.is_empty() {
+        let problem = "there is no certificate in it; write those of the authorities in PEM".to_owned();
+        return Err(BackendError::Bad { key, path: path.to_owned(), problem });
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_understood_is_an_answer() {
+        let yes = |is_superuser, acl: Option<&str>| {
+            Some(Said::Yes { is_superuser, acl: acl.map(|acl| serde_json::from_str(acl).unwrap()) })
+        };
+        for (text, expected) in [
+            ("", yes(false, None)),
+            (" OK\n", yes(false, None)),
+            ("allow", yes(false, None)),
+            ("deny", Some(Said::No)),
+            ("{}", yes(false, None)),
+            (r#"{"ok": true, "error": ""}"#, yes(false, None)),
+            (r#"{"ok": false, "error": "wrong"}"#, Some(Said::No)),
+            (r#"{"superuser": true}"#, yes(true, None)),
+            (r#"{"acl": {"pub": ["a"]}}"#, yes(false, Some(r#"{"pub": ["a"]}"#))),
+            ("[]", yes(false, Some("[]"))),
+            (r#"{"ok": "true"}"#, None),
+            (r#"{"superuser": 1}"#, None),
+            ("<html>log in</html>", None),
+            ("true", None),
+            ("{", None),
+        ] {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+    }
+}
