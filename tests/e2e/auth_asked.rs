@@ -173,7 +173,7 @@ fn what_a_service_takes_back_is_taken_back_at_all_brokers_of_a_mesh() {
         brokers.push(site.start(name, &service.guard(&site.configuration(name, &peers), "")));
     }
     settle(&brokers.iter().collect::<Vec<_>>());
-    let mut connected =
+    let connected =
         |user: &str| -> Vec<Client> { brokers.iter().map(|broker| Client::connect(broker, &login(user, "hello"))).collect() };
     let (mut bobs, mut eves) = (connected("bob"), connected("eve"));
     assert!(bobs.iter_mut().all(|client| may_publish(client, "t") && !may_publish(client, "u")));
