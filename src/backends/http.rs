@@ -152,7 +152,11 @@ fn of_object(mut object: Map<String, Value>) -> Option<Said> {
         return Some(Said::No);
     }
     let is_superuser = truth("superuser", false)?;
-    Some(Said::Yes { is_superuser, acl: object.remove("acl") })
+    let acl = match object.remove("acl") {
+        None if ["pub", "sub", "all"].iter().any(|kind| object.contains_key(*kind)) => Some(Value::Object(object)),
+        acl => acl,
+    };
+    Some(Said::Yes { is_superuser, acl })
 }
 
 fn authorities(path: &Path) -> Result<Vec<Certificate<'static>>, BackendError> {
@@ -189,6 +193,7 @@ mod tests {
             (r#"{"ok": false, "error": "wrong"}"#, Some(Said::No)),
             (r#"{"superuser": true}"#, yes(true, None)),
             (r#"{"acl": {"pub": ["a"]}}"#, yes(false, Some(r#"{"pub": ["a"]}"#))),
+            (r#"{"sub": ["a"]}"#, yes(false, Some(r#"{"sub": ["a"]}"#))),
             ("[]", yes(false, Some("[]"))),
             (r#"{"ok": "true"}"#, None),
             (r#"{"superuser": 1}"#, None),

@@ -495,7 +495,8 @@ fn plugins_that_ask_a_database_become_auth_sql() {
     let left_out: Vec<_> = remarks.iter().filter(|remark| remark.contains("left out")).collect();
     assert_eq!(left_out.len(), 2, "{remarks:?}");
     assert!(
-        left_out[0].contains("m.conf:3") && left_out[0].contains("postgres://mosquitto:PASSWORD@db:5433/mqtt?sslmode=verify-full into"),
+        left_out[0].contains("m.conf:3")
+            && left_out[0].contains("postgres://mosquitto:PASSWORD@db:5433/mqtt?sslmode=verify-full into"),
         "{left_out:?}"
     );
     assert!(left_out[1].contains("m.conf:17"), "{left_out:?}");
