@@ -136,7 +136,7 @@ fn parse(text: &str) -> Option<Said> {
     match text.trim() {
         "" => return Some(yes),
         word if word.eq_ignore_ascii_case("ok") || word == "allow" => return Some(yes),
-        word if word == "deny" => return Some(Said::No),
+        "deny" => return Some(Said::No),
         _ => {}
     }
     match serde_json::from_str(text).ok()? {

@@ -139,7 +139,7 @@ struct Terms {
 /// Who is asked.
 enum Source {
     #[cfg(feature = "auth-sql")]
-    Sql(sql::Database),
+    Sql(Box<sql::Database>),
     Http(Arc<http::Service>),
 }
 
@@ -203,7 +203,7 @@ impl Opened {
             let kept = Arc::new(Accounts::new(Backend::Sql, sql.cache_ttl, sql.cache_grace));
             accounts.push(Arc::clone(&kept));
             let terms = Terms { life: sql.cache_ttl, pool_size: sql.pool_size, timeout: sql.timeout };
-            let source = Source::Sql(sql::Database::new(dsn_file, sql.clone())?);
+            let source = Source::Sql(Box::new(sql::Database::new(dsn_file, sql.clone())?));
             plans.push(Plan { source, accounts: kept, terms });
         }
         if let Some(http) = &auth.http {
