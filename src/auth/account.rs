@@ -302,7 +302,11 @@ impl Accounts {
     #[must_use]
     pub fn due(&self, now: Instant) -> Vec<Arc<str>> {
         let is_old = |entry: &Entry| entry.at.is_none_or(|at| now.saturating_duration_since(at) >= self.life / 2);
-        let table = self.table.lock();
+        let mut table = self.table.lock();
+        // Who has no session and counts no more is forgotten, with what he has shown.
+        let kept_for = self.life.max(self.grace);
+        let is_good = |entry: &Entry| entry.at.is_some_and(|at| now.saturating_duration_since(at) < kept_for);
+        table.by_name.retain(|name, entry| Arc::strong_count(name) > 1 || is_good(entry));
         let due = table.by_name.iter().filter(|(name, entry)| Arc::strong_count(name) > 1 && is_old(entry));
         due.map(|(name, _)| Arc::clone(name)).collect()
     }
@@ -332,7 +336,7 @@ impl Table {
     fn forget_idle(&mut self, now: Instant) {
         let age = |entry: &Entry| entry.at.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
         // First those of no use any more: anybody can name as many as he likes.
-        let is_of_use = |entry: &Entry| entry.known != Known::Nobody || age(entry) < NOBODY_LIFE;
+        let is_of_use = |entry: &Entry| !matches!(entry.known, Known::Nobody | Known::Refused) || age(entry) < NOBODY_LIFE;
         self.by_name.retain(|name, entry| Arc::strong_count(name) > 1 || is_of_use(entry));
         let idle = self.by_name.iter().filter(|(name, _)| Arc::strong_count(name) == 1);
         let mut ages: Vec<Duration> = idle.map(|(_, entry)| age(entry)).collect();

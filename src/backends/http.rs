@@ -33,7 +33,7 @@ pub(super) struct Service {
 /// What was answered.
 #[derive(Debug, PartialEq)]
 enum Said {
-    Yes { is_superuser: bool, acl: Option<Value> },
+    Yes { is_superuser: Option<bool>, acl: Option<Value> },
     No,
     Unknown,
 }
@@ -68,13 +68,16 @@ impl Service {
         let AuthHttp { user_url, superuser_url, acl_url, .. } = &self.settings;
         let user = [("username", name), ("password", &shown.password), ("clientid", &shown.client_id)];
         let (mut is_superuser, mut acl) = match self.ask("user_url", user_url.as_deref(), &user, end)? {
-            Said::Yes { is_superuser, acl } => (is_superuser, acl),
+            Said::Yes { is_superuser, acl } => (is_superuser == Some(true), acl),
             Said::No => return Ok(Known::Refused),
             Said::Unknown => return Ok(Known::Nobody),
         };
         if let (Some(_), false) = (superuser_url, is_superuser) {
-            is_superuser =
-                matches!(self.ask("superuser_url", superuser_url.as_deref(), &[("username", name)], end)?, Said::Yes { .. });
+            is_superuser = match self.ask("superuser_url", superuser_url.as_deref(), &[("username", name)], end)? {
+                Said::Yes { is_superuser, acl: None } => is_superuser.unwrap_or(true),
+                Said::Yes { .. } => return Err(Failure::Refused("superuser_url: an answer with rules".to_owned())),
+                Said::No | Said::Unknown => false,
+            };
         }
         if let (Some(_), None, false) = (acl_url, &acl, is_superuser) {
             let user = [("username", name), ("clientid", &*shown.client_id)];
@@ -111,7 +114,7 @@ impl Service {
             200..=299 => {}
             400 | 401 | 403 | 422 => return Ok(Said::No),
             404 | 410 => return Ok(Said::Unknown),
-            status @ 502..=504 => return Err(Failure::Away(format!("{key}: status {status}"))),
+            status @ 502..=504 => return Err(Failure::Doubtful(format!("{key}: status {status}"))),
             status => {
                 return Err(Failure::Refused(format!("{key}: an answer with status {status}, which says neither yes nor no")));
             }
@@ -124,15 +127,14 @@ impl Service {
 
 fn failure(key: &str, error: &ureq::Error) -> Failure {
     match error {
-        ureq::Error::Timeout(_) => Failure::Late,
         ureq::Error::BodyExceedsLimit(_) => Failure::Refused(format!("{key}: {error}")),
-        error => Failure::Away(format!("{key}: {error}")),
+        error => Failure::Doubtful(format!("{key}: {error}")),
     }
 }
 
 /// What the body of an answer says whose status is a yes.
 fn parse(text: &str) -> Option<Said> {
-    let yes = Said::Yes { is_superuser: false, acl: None };
+    let yes = Said::Yes { is_superuser: None, acl: None };
     match text.trim() {
         "" => return Some(yes),
         word if word.eq_ignore_ascii_case("ok") || word == "allow" => return Some(yes),
@@ -141,22 +143,29 @@ fn parse(text: &str) -> Option<Said> {
     }
     match serde_json::from_str(text).ok()? {
         Value::Object(object) => of_object(object),
-        acl @ Value::Array(_) => Some(Said::Yes { is_superuser: false, acl: Some(acl) }),
+        acl @ Value::Array(_) => Some(Said::Yes { is_superuser: None, acl: Some(acl) }),
         _ => None,
     }
 }
 
+/// One that says nothing of what is known here is no answer: what it means is known to whoever wrote it alone.
 fn of_object(mut object: Map<String, Value>) -> Option<Said> {
-    let mut truth = |name: &str, otherwise: bool| object.remove(name).map_or(Some(otherwise), |value| value.as_bool());
-    if !truth("ok", true)? {
-        return Some(Said::No);
+    let ok = object.keys().find(|key| key.eq_ignore_ascii_case("ok")).cloned();
+    let is_ok = ok.and_then(|key| object.remove(&key)).map(|value| value.as_bool());
+    match is_ok {
+        Some(Some(false)) => return Some(Said::No),
+        Some(None) => return None,
+        Some(Some(true)) | None => {}
     }
-    let is_superuser = truth("superuser", false)?;
+    let is_superuser = match object.remove("superuser") {
+        Some(value) => Some(value.as_bool()?),
+        None => None,
+    };
     let acl = match object.remove("acl") {
         None if ["pub", "sub", "all"].iter().any(|kind| object.contains_key(*kind)) => Some(Value::Object(object)),
         acl => acl,
     };
-    Some(Said::Yes { is_superuser, acl })
+    (is_ok.is_some() || is_superuser.is_some() || acl.is_some()).then_some(Said::Yes { is_superuser, acl })
 }
 
 fn authorities(path: &Path) -> Result<Vec<Certificate<'static>>, BackendError> {
@@ -184,17 +193,23 @@ mod tests {
             Some(Said::Yes { is_superuser, acl: acl.map(|acl| serde_json::from_str(acl).unwrap()) })
         };
         for (text, expected) in [
-            ("", yes(false, None)),
-            (" OK\n", yes(false, None)),
-            ("allow", yes(false, None)),
+            ("", yes(None, None)),
+            (" OK\n", yes(None, None)),
+            ("allow", yes(None, None)),
             ("deny", Some(Said::No)),
-            ("{}", yes(false, None)),
-            (r#"{"ok": true, "error": ""}"#, yes(false, None)),
+            (r#"{"ok": true, "error": ""}"#, yes(None, None)),
+            (r#"{"Ok": true}"#, yes(None, None)),
             (r#"{"ok": false, "error": "wrong"}"#, Some(Said::No)),
-            (r#"{"superuser": true}"#, yes(true, None)),
-            (r#"{"acl": {"pub": ["a"]}}"#, yes(false, Some(r#"{"pub": ["a"]}"#))),
-            (r#"{"sub": ["a"]}"#, yes(false, Some(r#"{"sub": ["a"]}"#))),
-            ("[]", yes(false, Some("[]"))),
+            (r#"{"Ok": false}"#, Some(Said::No)),
+            (r#"{"superuser": true}"#, yes(Some(true), None)),
+            (r#"{"superuser": false}"#, yes(Some(false), None)),
+            (r#"{"acl": {"pub": ["a"]}}"#, yes(None, Some(r#"{"pub": ["a"]}"#))),
+            (r#"{"sub": ["a"]}"#, yes(None, Some(r#"{"sub": ["a"]}"#))),
+            ("[]", yes(None, Some("[]"))),
+            ("{}", None),
+            (r#"{"result": "deny"}"#, None),
+            (r#"{"allow": false}"#, None),
+            (r#"{"error": "wrong password"}"#, None),
             (r#"{"ok": "true"}"#, None),
             (r#"{"superuser": 1}"#, None),
             ("<html>log in</html>", None),

@@ -113,7 +113,7 @@ impl Tokens {
         if !in_user_name && !name.is_empty() && name != user {
             return Err("it is another user's".to_owned());
         }
-        let granted = match claims.get(acl_claim) {
+        let granted = match claims.get(acl_claim).filter(|_| !acl_claim.is_empty()) {
             Some(acl) => Granted::Rules(Arc::new(Rows::of_json(acl)?.rules("auth.jwt.acl_claim", user))),
             None => Granted::AsListener,
         };

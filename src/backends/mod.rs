@@ -83,8 +83,8 @@ pub enum BackendError {
 enum Failure {
     /// It cannot be reached.
     Away(String),
-    /// What was asked of this user has taken too long: whether the backend is away is to be found out.
-    Late,
+    /// What was asked of this user has failed, as it does where the backend is away: whether it is, is to be found out.
+    Doubtful(String),
     /// It does not take what it is asked, or gives what is not understood.
     Refused(String),
 }
@@ -133,7 +133,6 @@ struct Plan {
 struct Terms {
     life: Duration,
     pool_size: usize,
-    timeout: Duration,
 }
 
 /// Who is asked.
@@ -202,14 +201,14 @@ impl Opened {
         if let Some((dsn_file, sql)) = auth.sql.as_ref().and_then(|sql| Some((sql.dsn_file.as_ref()?, sql))) {
             let kept = Arc::new(Accounts::new(Backend::Sql, sql.cache_ttl, sql.cache_grace));
             accounts.push(Arc::clone(&kept));
-            let terms = Terms { life: sql.cache_ttl, pool_size: sql.pool_size, timeout: sql.timeout };
+            let terms = Terms { life: sql.cache_ttl, pool_size: sql.pool_size };
             let source = Source::Sql(Box::new(sql::Database::new(dsn_file, sql.clone())?));
             plans.push(Plan { source, accounts: kept, terms });
         }
         if let Some(http) = &auth.http {
             let kept = Arc::new(Accounts::new(Backend::Http, http.cache_ttl, http.cache_grace));
             accounts.push(Arc::clone(&kept));
-            let terms = Terms { life: http.cache_ttl, pool_size: http.pool_size, timeout: http.timeout };
+            let terms = Terms { life: http.cache_ttl, pool_size: http.pool_size };
             plans.push(Plan { source: Source::Http(Arc::new(http::Service::new(http.clone())?)), accounts: kept, terms });
         }
         let tokens = match &auth.jwt {
@@ -300,7 +299,7 @@ impl Source {
                 let (service, name, shown) = (Arc::clone(service), user_of(name).to_owned(), shown.cloned());
                 let Some(shown) = shown else { return Ok(Known::Nobody) };
                 let asked = task::blocking(move || service.look_up(&name, &shown)).await;
-                asked.unwrap_or_else(|| Err(Failure::Away("it was not asked".to_owned())))
+                asked.unwrap_or_else(|| Err(Failure::Doubtful("it was not asked".to_owned())))
             }
         }
     }
@@ -552,9 +551,14 @@ impl Clerk {
         let now = clock::now();
         let waiting = self.waiting.remove(&name).unwrap_or_default();
         let answer = match found {
-            Ok(account) => {
+            Ok(known) => {
+                // Of a service that is being changed, or of what stands before it, 404 is heard as well: that ends nobody's session.
+                let known = match known {
+                    Known::Nobody if is_refresh && self.accounts.by() == Backend::Http => Known::Refused,
+                    known => known,
+                };
                 self.state.is_failing.store(false, Ordering::Relaxed);
-                let (remembered, has_changed) = self.accounts.learn(&name, account, now);
+                let (remembered, has_changed) = self.accounts.learn(&name, known, now);
                 if has_changed {
                     self.changed.insert(Arc::clone(&remembered.name));
                 }
@@ -581,9 +585,9 @@ impl Clerk {
                     tracing::error!(backend, problem, "it cannot be asked; who is not remembered does not get in");
                 }
             }
-            Failure::Late => {
-                if let Some(left_out) = self.log.permit("late", now) {
-                    tracing::error!(backend, timeout = ?self.terms.timeout, left_out, "what was asked of a user took too long");
+            Failure::Doubtful(problem) => {
+                if let Some(left_out) = self.log.permit("doubtful", now) {
+                    tracing::error!(backend, problem, left_out, "what was asked of a user has failed");
                 }
                 self.probe(now);
             }

@@ -6,7 +6,6 @@
 //! - What is not understood grants nothing: a row of rules that is none is left out, an unusable hash is no password.
 //! - No error of a query, and no error of the database, is an answer.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -19,7 +18,7 @@ use sqlx::{Any, AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connectio
 use super::rows::Rows;
 use super::{BackendError, Failure};
 use crate::auth::{Account, Granted, MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Record, Rules};
-use crate::config::AuthSql;
+use crate::config::{AuthSql, is_this_machine};
 
 /// The longest hash that is looked at, bytes.
 const HASH_BYTES_MAX: usize = 1_024;
@@ -80,15 +79,19 @@ impl Database {
         found
     }
 
+    fn late(&self) -> Failure {
+        Failure::Doubtful(format!("no answer within {:?}", self.queries.timeout))
+    }
+
     /// Asks about a user.
     pub(super) async fn look_up(&self, name: &str) -> Result<Option<Account>, Failure> {
         let mut connection = self.pool().acquire().await.map_err(|error| match error {
             // Others are slow, and hold all of them.
-            sqlx::Error::PoolTimedOut => Failure::Late,
+            sqlx::Error::PoolTimedOut => self.late(),
             error => away(error),
         })?;
         let asking = tokio::time::timeout(self.queries.timeout, self.ask(&mut connection, name));
-        let found = asking.await.unwrap_or(Err(Failure::Late));
+        let found = asking.await.unwrap_or_else(|_| Err(self.late()));
         give_back(connection, found.is_ok());
         found
     }
@@ -152,12 +155,8 @@ fn is_near(url: &str) -> bool {
         None => host.split(':').next().unwrap_or_default(),
     };
     let is_path = |text: &str| text.starts_with('/') || text.to_ascii_lowercase().starts_with("%2f");
-    let is_near = |host: &str| host.is_empty() || is_path(host) || is_loopback(host);
+    let is_near = |host: &str| host.is_empty() || is_path(host) || is_this_machine(host);
     is_near(host) && parameters(url).filter(|(key, _)| ["host", "hostaddr"].contains(key)).all(|(_, host)| is_near(host))
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn says_of_tls(url: &str) -> bool {

@@ -1,5 +1,6 @@
 //! `[auth]`: who may come in and what clients may do, and who is asked about it.
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -109,6 +110,8 @@ pub struct AuthHttp {
     pub acl_url: Option<String>,
     /// In which form it is asked.
     pub format: HttpFormat,
+    /// Whether passwords may go to a service on another machine without TLS.
+    pub plain_http: bool,
     /// Authorities of the service's certificate. Never `None` where it is asked over TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cafile: Option<PathBuf>,
@@ -144,6 +147,7 @@ impl Default for AuthHttp {
             superuser_url: None,
             acl_url: None,
             format: HttpFormat::Json,
+            plain_http: false,
             cafile: None,
             cache_ttl: Duration::from_secs(60),
             cache_grace: Duration::from_secs(3_600),
@@ -167,7 +171,7 @@ pub struct AuthJwt {
     pub in_user_name: bool,
     /// The claim that has the user's name.
     pub user_claim: String,
-    /// The claim that has the user's rules. A token without it: what the access file says.
+    /// The claim that has the user's rules. A token without it, or where this is empty: what the access file says.
     pub acl_claim: String,
     /// Who must have issued a token. `None`: anybody with the key.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -244,6 +248,15 @@ pub(super) fn check(auth: &Auth) -> Result<(), (String, String)> {
             return Err((format!("auth.{name}"), problem));
         }
     }
+    let place = |backend| in_force.iter().position(|one| *one == backend);
+    if auth.jwt.as_ref().is_some_and(|jwt| jwt.in_user_name)
+        && [AuthBackend::Sql, AuthBackend::Http]
+            .into_iter()
+            .any(|other| place(other).is_some_and(|at| Some(at) < place(AuthBackend::Jwt)))
+    {
+        let problem = "would show tokens that stand in the place of the user name to \"sql\" or \"http\"; put \"jwt\" before them";
+        return Err(("auth.backends".to_owned(), problem.to_owned()));
+    }
     auth.sql.as_ref().map_or(Ok(()), check_sql)?;
     auth.http.as_ref().map_or(Ok(()), check_http)?;
     auth.jwt.as_ref().map_or(Ok(()), check_jwt)
@@ -292,6 +305,13 @@ fn check_http(http: &AuthHttp) -> Result<(), (String, String)> {
                 "has no host, or something that does not belong into it; write https://HOST/PATH without a user name",
             );
         }
+        if !is_over_tls && !http.plain_http && !is_this_machine(host_of(host)) {
+            return wrong(
+                key,
+                "would send passwords to another machine in the clear, and believe whoever answers there; write https://, or plain_http = true if nobody \
+                 else is on the way",
+            );
+        }
         if is_over_tls && http.cafile.is_none() {
             return wrong(
                 "cafile",
@@ -302,15 +322,27 @@ fn check_http(http: &AuthHttp) -> Result<(), (String, String)> {
     check_asking("http", http.cache_ttl, http.cache_grace, http.timeout, http.pool_size)
 }
 
+/// Without the port and the brackets of an address.
+fn host_of(authority: &str) -> &str {
+    match authority.strip_prefix('[') {
+        Some(bracketed) => bracketed.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    }
+}
+
+/// Whether what goes there leaves this machine by no network.
+#[must_use]
+pub fn is_this_machine(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 fn check_jwt(jwt: &AuthJwt) -> Result<(), (String, String)> {
     let wrong = |key: &str, problem: &str| Err((format!("auth.jwt.{key}"), problem.to_owned()));
     if jwt.key_file.is_none() && jwt.secret_file.is_none() {
         return wrong("key_file", "is missing; name a file with the public keys of whoever signs tokens, or a secret_file");
     }
-    for (key, claim) in [("user_claim", &jwt.user_claim), ("acl_claim", &jwt.acl_claim)] {
-        if claim.is_empty() {
-            return wrong(key, "is empty; name a claim of the tokens");
-        }
+    if jwt.user_claim.is_empty() {
+        return wrong("user_claim", "is empty; name a claim of the tokens");
     }
     Ok(())
 }

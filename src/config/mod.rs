@@ -28,7 +28,7 @@ mod load;
 mod rules;
 mod units;
 
-pub use auth::{Auth, AuthBackend, AuthHttp, AuthJwt, AuthSql, HttpFormat};
+pub use auth::{Auth, AuthBackend, AuthHttp, AuthJwt, AuthSql, HttpFormat, is_this_machine};
 pub use bounds::{Limits, QueueDrop};
 pub use bridge::{Bridge, BridgeDirection, BridgeTls, BridgeTopic, BridgeVersion};
 pub use error::{ConfigError, Place};

@@ -51,8 +51,14 @@ impl Guest<'_> {
                     Answer::Busy => return Err(self.busy(since).await),
                 },
                 Backend::Http | Backend::Jwt => match self.show(*by, name).await {
-                    Answer::Somebody { name, account, .. } => {
-                        (Found::Good, Identity::Vouched { by: *by, name, account: Some(account) })
+                    Answer::Somebody { name: user, account, .. } => {
+                        let identity = Identity::Vouched { by: *by, name: user, account: Some(account) };
+                        // A token says who it is: he may be one of a backend that comes first.
+                        if *by == Backend::Jwt && self.is_of_another(policy, identity.user().unwrap_or_default(), name).await? {
+                            (Found::Wrong, Identity::Anonymous)
+                        } else {
+                            (Found::Good, identity)
+                        }
                     }
                     Answer::Refused => (Found::Wrong, Identity::Anonymous),
                     Answer::Nobody => continue,
@@ -70,6 +76,30 @@ impl Guest<'_> {
             Found::Good | Found::Wrong => self.refuse(ReasonCode::BadUserNameOrPassword, WRONG, since).await,
             Found::Busy => self.busy(since).await,
         })
+    }
+
+    /// Whether the user of a token is known to a backend that is asked before tokens are looked at, where the client has named nobody or somebody else.
+    async fn is_of_another(&self, policy: &Policy, user: &str, named: &str) -> Result<bool, Refused> {
+        if user == named {
+            return Ok(false);
+        }
+        for by in policy.backends().iter().take_while(|by| **by != Backend::Jwt) {
+            let is_known = match by {
+                Backend::File => policy.users().is_some_and(|users| users.find(user).is_some()),
+                Backend::Sql => match self.look_up(*by, user, false).await {
+                    Answer::Somebody { .. } => true,
+                    Answer::Nobody | Answer::Refused => false,
+                    Answer::Away => return Err(self.away(clock::now()).await),
+                    Answer::Busy => return Err(self.busy(clock::now()).await),
+                },
+                // They know nobody by name alone.
+                Backend::Certificate | Backend::Http | Backend::Jwt => false,
+            };
+            if is_known {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the password is the account's. What was remembered may be older than the password: then it is asked once more.
@@ -112,6 +142,11 @@ impl Guest<'_> {
         else {
             return Answer::Nobody;
         };
+        // Nothing is to be guessed with what is no token.
+        let is_token = |text: &str| text.bytes().filter(|byte| *byte == b'.').count() == 2;
+        if by == Backend::Jwt && !is_token(name) && !is_token(password) {
+            return Answer::Nobody;
+        }
         let address = self.peer.address.ip();
         if !self.terms.logins.turn_of(address).await {
             return Answer::Busy;

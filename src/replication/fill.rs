@@ -172,7 +172,8 @@ impl Fills {
     pub(super) fn ask(&mut self, key: StreamKey, (from, to): (u64, u64), bytes_max: u64) {
         let known = self.fills.get(&(key, Purpose::Asked));
         let is_repeat = known.is_some_and(|fill| (fill.from, fill.to) == (from, to));
-        if !is_repeat && (self.fills.len() < FILLS_MAX || known.is_some()) {
+        let has_room = || self.fills.keys().filter(|(_, purpose)| *purpose == Purpose::Asked).count() < FILLS_MAX;
+        if !is_repeat && (known.is_some() || has_room()) {
             self.fills.insert((key, Purpose::Asked), Fill::new(from, to, bytes_max.min(FILL_BYTES)));
         }
     }
@@ -225,7 +226,9 @@ impl Fill {
         let end = self.came.back().map_or(self.from, |came| came.to);
         let Some(asked) = self.asked.as_mut().filter(|asked| asked.port == port && asked.is_open) else { return false };
         let block = &filled.block;
-        if filled.to > asked.limit {
+        // What goes on to the far side follows what that has: it closes a link on which that is not so.
+        let is_in_front = !block.body.is_empty() && block.first <= end;
+        if filled.to > asked.limit || is_in_front {
             counters.fills_refused.add(1);
             return false;
         }

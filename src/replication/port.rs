@@ -697,7 +697,9 @@ impl Sender {
         let whole = part.may_go(port).unwrap_or(&none);
         let some = self.selection.of(&port.replication.interest, &port.behind, (part.first, whole), counters);
         let (first, body) = some.as_ref().map_or((part.first, whole), |(first, some)| (*first, some));
-        let block = lane::Block { alias, prev: next.from, hops: part.hops.saturating_add(1), age_ms: part.age_ms, first, body };
+        // Who asks from the middle of a block on gets the whole of it.
+        let prev = if body.is_empty() { next.from } else { next.from.min(first.saturating_sub(1)) };
+        let block = lane::Block { alias, prev, hops: part.hops.saturating_add(1), age_ms: part.age_ms, first, body };
         lane::put_filled_head(&mut self.outgoing.tail, &lane::Filled { to: part.last, is_last: next.is_last, block });
         self.outgoing.push_body(body);
     }

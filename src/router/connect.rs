@@ -14,7 +14,7 @@ use super::publish::Ingress;
 use super::retained::Writer;
 use super::route::RouteCache;
 use super::{Batch, Router, is_system};
-use crate::auth::{Access, Standing};
+use crate::auth::{Access, Backend, Identity, Standing};
 use crate::codec::ReasonCode;
 use crate::limits::SESSIONS_MAX;
 use crate::pressure::Level;
@@ -535,5 +535,7 @@ fn is_same_user(old: &Subscriber, access: Option<&Access>) -> bool {
 
 /// Whether it has a will of which nobody knows yet whether its user may publish it.
 fn has_awaited_will(subscriber: &Subscriber) -> bool {
-    subscriber.access().is_some_and(|access| access.is_awaited()) && subscriber.lock().will.is_some()
+    // Of others nobody can be asked before the client comes and shows what it has.
+    let can_be_asked = |access: &Access| matches!(access.identity(), Identity::Vouched { by: Backend::Sql, .. });
+    subscriber.access().is_some_and(|access| access.is_awaited() && can_be_asked(&access)) && subscriber.lock().will.is_some()
 }

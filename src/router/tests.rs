@@ -571,13 +571,14 @@ fn the_will_of_a_user_of_whom_nothing_is_known_yet_waits_for_that() {
         drained.tail.windows(4).filter(|bytes| bytes == b"gone").count()
     };
     let delay = Duration::from_secs(10);
+    let identity = Access::of_owner("s@0:bob").identity().clone();
     for (expiry, rules, expected) in [
         (HOUR, "user bob\ntopic will", 1),
         (HOUR, "user bob\ntopic b", 0),
         (SessionExpiry::After(2 * delay), "user bob\ntopic will", 1),
     ] {
         let (bob, _) = bench.connect("c", true, expiry, Some(will(delay)));
-        bob.subscriber.set_access(Some(Arc::new(Access::awaited(Identity::Unknown, Place::default()))));
+        bob.subscriber.set_access(Some(Arc::new(Access::awaited(identity.clone(), Place::default()))));
         bench.disconnect(&bob);
         bench.expire(3 * delay);
         assert_eq!(fired(&mut bench), 0, "{rules}");

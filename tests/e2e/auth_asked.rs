@@ -115,6 +115,9 @@ fn serve(stream: TcpStream, users: &Users, mood: &Mutex<Option<(u16, &'static st
         let (status, answer) = match (mood, users.lock().unwrap().get(&asked("username"))) {
             (Some((status, answer)), _) => (status, answer.to_owned()),
             (None, None) => (404, String::new()),
+            (None, Some((_, more))) if first.contains("/super") => {
+                (200, json!({"superuser": more["is_super"] == true}).to_string())
+            }
             (None, Some((_, more))) if first.contains("/acl") => (200, more["acl"].to_string()),
             (None, Some((password, _))) if *password != asked("password") => (403, String::new()),
             (None, Some((_, more))) => (200, if first.contains("/bare") { "ok".to_owned() } else { more.to_string() }),
@@ -131,7 +134,8 @@ fn a_service_says_who_comes_in_and_what_he_may_do() {
     let (site, service) = (Site::new(), Service::new());
     service.set("bob", "hello", json!({"acl": {"pub": ["own/%u/%c"], "sub": ["heard/#"]}}));
     service.set("root", "hello", json!({"superuser": true}));
-    let forms = [("json", "/user", ""), ("form", "/user", ""), ("json", "/bare", "acl_url = \"http://ADDRESS/acl\"\n")];
+    let asked = "acl_url = \"http://ADDRESS/acl\"\nsuperuser_url = \"http://ADDRESS/super\"\n";
+    let forms = [("json", "/user", ""), ("form", "/user", ""), ("json", "/bare", asked)];
     for (number, (format, path, more)) in forms.into_iter().enumerate() {
         let more = format!("format = {format:?}\n{}", more.replace("ADDRESS", &service.address.to_string()));
         let name = format!("b{number}");
@@ -183,7 +187,7 @@ fn what_a_service_takes_back_is_taken_back_at_all_brokers_of_a_mesh() {
         wait_for("other rules", || (may_publish(client, "u") && !may_publish(client, "t")).then_some(()));
     }
     let took = begin.elapsed();
-    service.set("eve", "other", json!({}));
+    service.set("eve", "other", json!({"ok": true}));
     service.users.lock().unwrap().remove("bob");
     let begin = Instant::now();
     for client in bobs.iter_mut().chain(&mut eves) {
@@ -206,7 +210,15 @@ fn a_service_that_fails_lets_nobody_in_and_throws_nobody_out() {
     let health = broker.address_of("health");
     let mut bob = Client::connect(&broker, &login("bob", "hello"));
     // A page of somebody in between, a redirection, a service with a fault, and one that is being restarted.
-    for mood in [(200, "<html>log in</html>"), (302, ""), (500, "{\"ok\": true}"), (503, ""), (200, "{\"acl\": \"#\"}")] {
+    for mood in [
+        (200, "{}"),
+        (200, "{\"result\": \"deny\"}"),
+        (200, "<html>log in</html>"),
+        (302, ""),
+        (500, "{\"ok\": true}"),
+        (503, ""),
+        (200, "{\"acl\": \"#\"}"),
+    ] {
         service.turn(Some(mood));
         assert_eq!(refusal(&broker, &login("eve", "hello")), UNAVAILABLE, "{mood:?}");
         assert!(get(health, "/readyz").contains("\"auth_failing\":[\"http\"]"), "{mood:?}");
@@ -220,6 +232,7 @@ fn a_service_that_fails_lets_nobody_in_and_throws_nobody_out() {
     for (from, to, words) in [
         ("http://", "https://", "auth.http.cafile"),
         ("http://", "ftp://", "auth.http.user_url"),
+        ("http://127.0.0.1", "http://192.0.2.7", "plain_http"),
         ("user_url", "acl_url", "auth.http.user_url"),
         ("[auth.http]", "[auth]\nbackends = [\"jwt\"]\n[auth.http]", "no [auth.jwt]"),
     ] {
@@ -262,6 +275,21 @@ fn a_token_opens_the_door_and_shuts_it_when_it_expires() {
             scope.spawn(move || assert_eq!(refusal(broker, &login(user, &password)), WRONG, "{user} {password}"));
         }
     });
+    // Whom the password file knows is that file's, whatever a token says of itself.
+    let file = site.file("users");
+    std::fs::write(
+        &file,
+        "carol:$6$c2FsdHNhbHQ=$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA==\n",
+    )
+    .unwrap();
+    let by_both = site.alone("b").replace("allow_anonymous = true\n", "");
+    let by_both = site.start(
+        "b",
+        &format!("{by_both}[auth]\npassword_file = {file:?}\n[auth.jwt]\nsecret_file = {secret:?}\nin_user_name = true\n"),
+    );
+    let of = |user: &str| token(&json!({"sub": user, "exp": in_seconds(600)}), SECRET);
+    Client::connect(&by_both, &login(&of("bob"), "x")).disconnect();
+    assert_eq!(refusal(&by_both, &login(&of("carol"), "x")), WRONG);
     // One whose token is soon over: the session stays, and its messages wait for a new one.
     let short = || token(&json!({"sub": "eve", "exp": in_seconds(3), "acl": {"sub": ["own/bob"]}}), SECRET);
     let eve = |token: &str| Connect::new(5).id("eve's").login("eve", token).resume(3_600);

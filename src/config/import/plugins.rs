@@ -222,9 +222,14 @@ fn cache_ttl(options: &mut Options<'_>, section: &mut Section, path: &str) -> Re
 /// A service. The plug-in asks it about each topic; here it is asked for all rules of a user, so it must answer otherwise there, and grants nothing until it does.
 fn http(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result<(), String>, ImportError> {
     let text = |line: Option<&Line>| line.map(|line| line.text().map(str::to_owned)).transpose();
-    let host = text(options.take("http_hostname").or_else(|| options.take("http_host")).or_else(|| options.take("http_ip")))?;
-    // The address of `http_hostname`, which is asked by its name here.
-    options.take("http_ip");
+    // mosquitto-auth-plug connects to `http_ip`; `http_hostname` is but a header.
+    let place = if options.kind == Kind::AuthPlug { options.take("http_ip") } else { options.take("http_host") };
+    let host = text(place)?;
+    if let Some(line) = options.take("http_response_mode")
+        && line.text()? != "status"
+    {
+        return Ok(Err("its backend `http` takes a no from the body of an answer, in a way that is not kept here".to_owned()));
+    }
     let is_over_tls = options.take("http_with_tls").map_or(Ok(false), Line::boolean)?;
     let port = text(options.take("http_port"))?.map(|port| format!(":{port}")).unwrap_or_default();
     let base = format!("{}://{}{port}", if is_over_tls { "https" } else { "http" }, host.unwrap_or_else(|| "localhost".to_owned()));
@@ -265,6 +270,9 @@ fn http(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result
     if is_form {
         translated.http.set("format", "form".into(), &options.plugin.origin);
     }
+    if !is_over_tls {
+        translated.http.set("plain_http", true.into(), &options.plugin.origin);
+    }
     if is_over_tls {
         translated.http.set("cafile", CA_FILE.into(), &options.plugin.origin);
     }
@@ -276,8 +284,6 @@ fn http(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result
     {
         translated.remarks.push((line.clone(), true, format!("the service's certificate is always checked, by {CA_FILE}")));
     }
-    // What is answered is seen from the answer.
-    options.take("http_response_mode");
     cache_ttl(options, &mut translated.http, "auth.http.cache_ttl")?;
     Ok(Ok(()))
 }
@@ -302,6 +308,8 @@ fn jwt(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result<
         return Ok(Err("its backend `jwt` has no file of rules".to_owned()));
     };
     line.put(&mut translated.auth, "auth.acl_file", line.text()?.into())?;
+    // What a token says of rights was not looked at.
+    translated.jwt.set("acl_claim", "".into(), &options.plugin.origin);
     Ok(Ok(()))
 }
 

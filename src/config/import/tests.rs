@@ -548,7 +548,14 @@ fn plugins_that_ask_a_database_become_auth_sql() {
         "{}",
         imported.toml
     );
-    assert!(imported.toml.contains("acl_file = \"/etc/acl\""), "{}", imported.toml);
+    assert!(imported.toml.contains("acl_file = \"/etc/acl\"") && imported.toml.contains("acl_claim = \"\""), "{}", imported.toml);
+    // Passwords go where that plug-in sent them, and not where a header names.
+    let (config, _) = good(
+        "auth_plugin /auth-plug.so\nauth_opt_backends http\nauth_opt_http_ip 192.0.2.7\nauth_opt_http_port 8080\nauth_opt_http_hostname example.org\n\
+         auth_opt_http_getuser_uri /user\nauth_opt_http_superuser_uri /su\nauth_opt_http_aclcheck_uri /acl\n",
+    );
+    let http = config.auth.http.expect("[auth.http]");
+    assert_eq!((http.user_url.as_deref(), http.plain_http), (Some("http://192.0.2.7:8080/user"), true));
     // All of it, or nothing: what is missing may have been what refused.
     for options in [
         "backends redis",
@@ -558,6 +565,7 @@ fn plugins_that_ask_a_database_become_auth_sql() {
         "backends files",
         "backends sqlite,mysql",
         "backends http\nauth_opt_http_host h\nauth_opt_http_getuser_uri /u",
+        "backends http\nauth_opt_http_host h\nauth_opt_http_getuser_uri /u\nauth_opt_http_aclcheck_uri /a\nauth_opt_http_response_mode json",
         "backends jwt\nauth_opt_jwt_mode local",
     ] {
         let (config, remarks) = good(&format!("listener 1\npassword_file p\nauth_plugin /go-auth.so\nauth_opt_{options}\n"));

@@ -302,6 +302,10 @@ fn what_a_neighbour_asks_for_and_says_is_bounded() {
     // Nor what speaks of more than is known to be lacking.
     assert!(!take(asked.port, asked.key, &filled(1, 101)));
     assert_eq!(counters.fills_refused.value(), 1);
+    // Nor what begins with messages that the far side has: it would close its link to us.
+    let in_front = lane::Filled { block: Block { first: 1, ..filled(1, 3).block }, ..filled(1, 3) };
+    assert!(!take(asked.port, asked.key, &in_front));
+    assert_eq!(counters.fills_refused.value(), 2);
     let taken = (1..10).take_while(|id| take(asked.port, asked.key, &filled(*id, id + 1))).count();
     assert_eq!(taken, 2, "no more waits than was asked for, and a block");
 }
