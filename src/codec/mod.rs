@@ -19,6 +19,7 @@
 //! 2014); MQTT V3.1 (IBM and Eurotech, 2010), whose "not used" bits are not held against a sender.
 
 mod ack;
+mod alike;
 mod connect;
 mod disconnect;
 mod error;
@@ -34,6 +35,7 @@ mod tests;
 use std::{fmt, num::NonZeroU16};
 
 pub use ack::Ack;
+pub use alike::{Alike, Measured};
 pub use connect::{ConnAck, Connect, Will};
 pub use disconnect::{Auth, Disconnect};
 pub use error::{DecodeError, EncodeError};
@@ -279,13 +281,26 @@ fn body(input: &[u8], packet_bytes_max: u32) -> Result<Option<(&[u8], usize)>, D
 /// # Errors
 /// When the front of `input` is not, and cannot become, a packet of this version.
 pub fn decode(input: &[u8], version: ProtocolVersion, packet_bytes_max: u32) -> Result<Option<(Packet<'_>, usize)>, DecodeError> {
+    decode_behind("", input, version, packet_bytes_max)
+}
+
+/// Likewise, where a PUBLISH to `topic`, or none, was decoded before: the same topic again needs no second look at its characters.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_behind<'a>(
+    topic: &'a str,
+    input: &'a [u8],
+    version: ProtocolVersion,
+    packet_bytes_max: u32,
+) -> Result<Option<(Packet<'a>, usize)>, DecodeError> {
     let Some(first) = input.first() else { return Ok(None) };
     let packet_type = PacketType::from_first_byte(*first, version)?;
     let Some((body, bytes)) = body(input, packet_bytes_max)? else { return Ok(None) };
     // A packet is large, and moving it costs as much as decoding it: each is built where it is returned.
     let whole = |packet| Ok(Some((packet, bytes)));
     match packet_type {
-        PacketType::Publish => whole(Packet::Publish(Publish::read(version, first & 0x0f, body)?)),
+        PacketType::Publish => whole(Packet::Publish(Publish::read(version, first & 0x0f, body, topic)?)),
         PacketType::PubAck => whole(Packet::PubAck(Ack::read(packet_type, version, body)?)),
         PacketType::PubRec => whole(Packet::PubRec(Ack::read(packet_type, version, body)?)),
         PacketType::PubRel => whole(Packet::PubRel(Ack::read(packet_type, version, body)?)),

@@ -34,14 +34,14 @@ pub struct Publish<'a> {
 impl<'a> Publish<'a> {
     /// Inlined and built in one place, so that the packet is written once, to where the caller wants it, and not copied on the way.
     #[inline(always)]
-    pub(super) fn read(version: ProtocolVersion, flags: u8, body: &'a [u8]) -> Result<Self, DecodeError> {
+    pub(super) fn read(version: ProtocolVersion, flags: u8, body: &'a [u8], topic_before: &'a str) -> Result<Self, DecodeError> {
         let qos = QoS::try_from(flags >> QOS_SHIFT & 0b11)?;
         let dup = flags & DUP != 0;
         if dup && qos == QoS::AtMostOnce {
             return Err(DecodeError::DupWithoutQoS);
         }
         let mut reader = Reader::new(body);
-        let topic = reader.topic_name()?;
+        let topic = reader.topic_name_behind(topic_before)?;
         let packet_id = if qos == QoS::AtMostOnce { None } else { Some(reader.packet_id()?) };
         let section = if version == ProtocolVersion::V5 { reader.section()? } else { &[] };
         let properties = PublishProperties::default();

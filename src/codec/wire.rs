@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
     /// UTF-8 Encoded String, section 1.5.4. U+FEFF stays, wherever it is [MQTT-1.5.4-3].
     #[inline]
     pub(super) fn string(&mut self) -> Result<&'a str, DecodeError> {
-        let text = self.utf8()?;
+        let text = utf8(self.binary()?)?;
         // No early way out: this compiles to a few wide comparisons.
         if text.bytes().fold(false, |found, byte| found | (byte == 0)) {
             return Err(DecodeError::NullCharacter);
@@ -110,37 +110,27 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    #[inline]
-    fn utf8(&mut self) -> Result<&'a str, DecodeError> {
-        std::str::from_utf8(self.binary()?).map_err(|error| DecodeError::Utf8 { valid_bytes: error.valid_up_to() })
-    }
-
     /// A string without control characters: a name that stands in topics, logs and access rules. A receiver may refuse those characters in any string
     /// (section 1.5.4); what only passes through, as properties do, is not looked at for them.
     #[inline]
     pub(super) fn name(&mut self) -> Result<&'a str, DecodeError> {
-        self.name_of_kinds().map(|(name, _)| name)
-    }
-
-    /// The same, and of which kinds its bytes are. Names are short: a table is quicker than wide comparisons and their odd ends.
-    #[inline]
-    fn name_of_kinds(&mut self) -> Result<(&'a str, u8), DecodeError> {
-        let name = self.utf8()?;
-        let kinds = name.bytes().fold(0, |kinds, byte| kinds | kind(byte));
-        if kinds & NULL != 0 {
-            return Err(DecodeError::NullCharacter);
-        }
-        // U+0080 to U+009F have two bytes.
-        if kinds & CONTROL != 0 || (kinds & HIGH != 0 && name.chars().any(char::is_control)) {
-            return Err(DecodeError::ControlCharacter);
-        }
-        Ok((name, kinds))
+        name_of_kinds(self.binary()?).map(|(name, _)| name)
     }
 
     /// A topic name that may be empty (only an alias makes that legal, which the caller knows) but has no wildcard [MQTT-3.3.2-2].
     #[inline]
     pub(super) fn topic_name(&mut self) -> Result<&'a str, DecodeError> {
-        let (name, kinds) = self.name_of_kinds()?;
+        self.topic_name_behind("")
+    }
+
+    /// Likewise; `before` is one, or empty.
+    #[inline]
+    pub(super) fn topic_name_behind(&mut self, before: &'a str) -> Result<&'a str, DecodeError> {
+        let bytes = self.binary()?;
+        if bytes == before.as_bytes() {
+            return Ok(before);
+        }
+        let (name, kinds) = name_of_kinds(bytes)?;
         if kinds & WILDCARD != 0 { Err(DecodeError::TopicWildcard) } else { Ok(name) }
     }
 
@@ -168,9 +158,32 @@ impl<'a> Reader<'a> {
     }
 }
 
+#[inline]
+fn utf8(bytes: &[u8]) -> Result<&str, DecodeError> {
+    std::str::from_utf8(bytes).map_err(|error| DecodeError::Utf8 { valid_bytes: error.valid_up_to() })
+}
+
+/// See [`Reader::name`]; and of which kinds its bytes are. Names are short: a table is quicker than wide comparisons and their odd ends.
+fn name_of_kinds(bytes: &[u8]) -> Result<(&str, u8), DecodeError> {
+    let name = utf8(bytes)?;
+    let kinds = name.bytes().fold(0, |kinds, byte| kinds | kind(byte));
+    if kinds & NULL != 0 {
+        return Err(DecodeError::NullCharacter);
+    }
+    // U+0080 to U+009F have two bytes.
+    if kinds & CONTROL != 0 || (kinds & HIGH != 0 && name.chars().any(char::is_control)) {
+        return Err(DecodeError::ControlCharacter);
+    }
+    Ok((name, kinds))
+}
+
 /// The Variable Byte Integer at the front and its length in bytes. `None`: it goes on after the end of `input`.
 #[inline]
 pub(super) fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, DecodeError> {
+    // Nearly all are one byte.
+    if let Some(byte @ 0..=0x7f) = input.first() {
+        return Ok(Some((u32::from(*byte), 1)));
+    }
     let mut value = 0_u32;
     for (index, byte) in input.iter().take(4).enumerate() {
         value |= u32::from(byte & 0x7f) << (7 * index);

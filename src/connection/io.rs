@@ -33,6 +33,8 @@ pub(super) struct Worker {
 pub(super) struct Scratch {
     /// What the batch has published.
     pub(super) batch: Batch,
+    /// What waited in the session has been moved to the outbox since a batch ended.
+    pub(super) has_pumped: bool,
     /// Answers to the client, appended to its outbox once a batch.
     pub(super) answers: Vec<u8>,
     /// Acknowledgements of its publishes, which may have to wait for the store and for the mesh.
@@ -184,8 +186,12 @@ impl Output {
     /// Writes once; counts what went.
     pub(super) fn poll_write<S: AsyncWrite + Unpin>(&mut self, stream: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let stream = Pin::new(stream);
-        let count = if self.drained.segments.is_empty() {
-            ready!(stream.poll_write(cx, self.drained.tail.get(self.written..).unwrap_or_default()))?
+        let only = match self.drained.segments.front() {
+            None => Some(self.drained.tail.as_slice()),
+            Some(first) => (self.drained.segments.len() == 1 && self.drained.tail.is_empty()).then(|| first.bytes()),
+        };
+        let count = if let Some(only) = only {
+            ready!(stream.poll_write(cx, only.get(self.written..).unwrap_or_default()))?
         } else {
             let mut slices = [IoSlice::new(&[]); IO_SLICES];
             let runs = self.drained.segments.iter().map(|s| s.bytes()).chain([self.drained.tail.as_slice()]);

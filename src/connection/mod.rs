@@ -16,6 +16,8 @@ mod packets;
 mod peer;
 mod reauthentication;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -311,8 +313,10 @@ impl Client {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         with_worker(|worker| {
             let end = self.poll_with(cx, worker);
-            // Counters and wakes of what flushing has pumped.
-            self.router.finish(&mut worker.scratch.batch, clock::now());
+            // Counters and wakes of what flushing has pumped; a read batch has ended itself.
+            if std::mem::take(&mut worker.scratch.has_pumped) {
+                self.router.finish(&mut worker.scratch.batch, clock::now());
+            }
             end
         })
     }
@@ -444,6 +448,7 @@ impl Client {
         let mut at = 0;
         let mut packets = 0;
         let mut messages = 0;
+        let mut topic = "";
         scratch.batch.writes().begin();
         let result = loop {
             let rest = bytes.get(at..).unwrap_or_default();
@@ -452,13 +457,19 @@ impl Client {
                 self.said_goodbye = says_goodbye(rest, self.version, self.terms.packet_bytes_max);
                 break Ok(());
             }
-            match codec::decode(rest, self.version, self.terms.packet_bytes_max) {
+            match codec::decode_behind(topic, rest, self.version, self.terms.packet_bytes_max) {
                 Ok(Some((ref packet, length))) => {
                     at += length;
                     packets += 1;
-                    messages += u64::from(matches!(packet, Packet::Publish(_)));
                     if let Err(fault) = self.handle(packet, scratch, now) {
                         break Err(fault);
+                    }
+                    if let Packet::Publish(publish) = packet {
+                        topic = publish.topic;
+                        let (count, bytes) = self.publish_alike(publish, (rest, length), scratch, now);
+                        at += bytes;
+                        packets += count as u64;
+                        messages += 1 + count as u64;
                     }
                 }
                 Ok(None) => {
@@ -595,6 +606,7 @@ impl Client {
             let mut more = false;
             if state.has_backlog() && state.epoch == self.connection.epoch {
                 drop(state);
+                worker.scratch.has_pumped = true;
                 more = self.router.pump(&mut worker.scratch.batch, &self.connection, clock::now());
                 state = self.connection.subscriber.lock();
             }

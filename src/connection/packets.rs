@@ -8,7 +8,7 @@ use super::io::Scratch;
 use super::{Client, Fault};
 use crate::auth::Identity;
 use crate::codec::{
-    self, Ack, AckProperties, Packet, PacketId, PacketType, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck,
+    self, Ack, AckProperties, Alike, Packet, PacketId, PacketType, ProtocolVersion, Publish, QoS, ReasonCode, SubAck, UnsubAck,
 };
 use crate::limits::{FORWARDED_PROPERTIES_BYTES_MAX, RECEIVE_MAXIMUM};
 use crate::router::{Farewell, Ingress, Routed, Subscribe, is_own_state, is_system};
@@ -151,7 +151,7 @@ impl Client {
                 Err(_) => return Err(Fault::Close(ReasonCode::ReceiveMaximumExceeded)),
             }
         }
-        scratch.batch.count_received(publish.payload.len());
+        scratch.batch.count_received(1, publish.payload.len());
         match (self.route(topic, publish, scratch, now), publish.packet_id) {
             (Ok(reason), Some(id)) => self.acknowledge(publish.qos, id, reason, scratch),
             (Ok(_), None) => Ok(()),
@@ -167,6 +167,26 @@ impl Client {
                 Err(fault)
             }
         }
+    }
+
+    /// Publishes what follows the first packet of `packets`, `publish` of `first_bytes` bytes, as far as it differs from it in the payload only and that one had nothing but
+    /// a payload to be looked at. Gives how many packets, and their bytes.
+    pub(super) fn publish_alike(
+        &mut self,
+        publish: &Publish<'_>,
+        (packets, first_bytes): (&[u8], usize),
+        scratch: &mut Scratch,
+        now: Instant,
+    ) -> (usize, usize) {
+        let (first, behind) = packets.split_at_checked(first_bytes).unwrap_or_default();
+        // What most often differs is looked at first: of publishers that are to gain nothing by this little is asked.
+        if publish.qos != QoS::AtMostOnce || behind.first() != first.first() {
+            return (0, 0);
+        }
+        let alike = Alike::to(first, publish, self.version, self.terms.packet_bytes_max);
+        let Some(alike) = alike.filter(|alike| alike.measure(behind).is_some()) else { return (0, 0) };
+        let subscriber = &self.connection.subscriber;
+        self.router.gather_alike(&mut scratch.batch, &alike, (publish.topic, packets, first_bytes), subscriber, now)
     }
 
     /// Gives the message to its receivers. Says what the publisher is answered, if it awaits an answer; after a fault nobody has got it.

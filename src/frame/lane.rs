@@ -515,6 +515,18 @@ pub fn put_messages_head(out: &mut Vec<u8>, block: &Block<'_>) {
 /// `same_topic` says that the message before has the same topic.
 #[inline]
 pub fn put_message(out: &mut Vec<u8>, delta: u64, message: &MeshMessage<'_>, same_topic: bool) {
+    let is_bare = !message.retain && message.expiry_seconds.is_none() && message.stamp.is_none() && message.properties.is_empty();
+    if same_topic
+        && is_bare
+        && message.picks.is_empty()
+        && let (Ok(delta @ 0..0x80), Ok(length @ 0..0x80)) = (u8::try_from(delta), u8::try_from(message.payload.len()))
+    {
+        // The same bytes as below, at once.
+        out.reserve(3 + message.payload.len());
+        out.extend_from_slice(&[delta, message.qos as u8 | SAME_TOPIC, length]);
+        out.extend_from_slice(message.payload);
+        return;
+    }
     put_varint(out, delta);
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let is_picked = !message.picks.is_empty();
@@ -579,6 +591,21 @@ impl<'a> Messages<'a> {
         Self { reader: Reader::new(body), first, previous: None }
     }
 
+    /// Most have the topic of the one before, the sequence after its, and nothing but a short payload: these are told at one look.
+    #[inline(always)]
+    fn read_short(&mut self) -> Option<(u64, Entry<'a>)> {
+        let (previous, topic) = self.previous.filter(|(previous, _)| *previous < SEQUENCE_MAX)?;
+        let [1, flags, length @ 0..0x80, rest @ ..] = self.reader.rest() else { return None };
+        let qos = QoS::try_from(*flags ^ SAME_TOPIC).ok()?;
+        let (payload, rest) = rest.split_at_checked(usize::from(*length))?;
+        self.reader = Reader::new(rest);
+        let sequence = previous + 1;
+        self.previous = Some((sequence, topic));
+        let (expiry_seconds, stamp, picks) = (None, None, Picks::NONE);
+        let message = MeshMessage { topic, payload, qos, retain: false, expiry_seconds, properties: &[], stamp, picks };
+        Some((sequence, Entry::Message(message)))
+    }
+
     // Else every message is moved through memory once more, twice over.
     #[inline(always)]
     fn read(&mut self) -> Result<(u64, Entry<'a>), FrameError> {
@@ -641,6 +668,9 @@ impl<'a> Iterator for Messages<'a> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(short) = self.read_short() {
+            return Some(Ok(short));
+        }
         if self.reader.is_empty() {
             return None;
         }

@@ -29,8 +29,18 @@ pub(super) trait Acceptor: Send + Sync + 'static {
     /// The next client. Nothing is lost when the future is dropped.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Address)>> + Send;
 
-    /// Sets what a stream of clients needs.
+    /// Sets what a client's stream needs and has not from its listener.
     fn prepare(stream: &Self::Stream) -> io::Result<()>;
+}
+
+/// What a client's TCP connection needs. Linux hands it on from the listener to whom it accepts: that saves four calls a client.
+fn tune(socket: &Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    // A dead client without a keep alive would stay for ever.
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEP_ALIVE))?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_notsent_lowat(NOT_SENT_BYTES_MAX)?;
+    Ok(())
 }
 
 impl Acceptor for TcpListener {
@@ -42,13 +52,7 @@ impl Acceptor for TcpListener {
     }
 
     fn prepare(stream: &TcpStream) -> io::Result<()> {
-        stream.set_nodelay(true)?;
-        let socket = socket2::SockRef::from(stream);
-        // A dead client without a keep alive would stay for ever.
-        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEP_ALIVE))?;
-        #[cfg(target_os = "linux")]
-        socket.set_tcp_notsent_lowat(NOT_SENT_BYTES_MAX)?;
-        Ok(())
+        if cfg!(target_os = "linux") { Ok(()) } else { tune(&socket2::SockRef::from(stream)) }
     }
 }
 
@@ -92,6 +96,7 @@ pub(super) fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
+    tune(&socket)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
@@ -122,6 +127,19 @@ pub(super) fn udp(address: SocketAddr) -> io::Result<UdpSocket> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn whoever_is_accepted_has_what_a_client_needs() {
+        let listener = tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = Acceptor::accept(&listener).await.unwrap();
+        TcpListener::prepare(&stream).unwrap();
+        let socket = socket2::SockRef::from(&stream);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), TCP_KEEP_ALIVE);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), NOT_SENT_BYTES_MAX);
+    }
 
     #[tokio::test]
     async fn a_dead_socket_is_replaced_and_nothing_else_is() {

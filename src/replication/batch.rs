@@ -97,6 +97,17 @@ impl LocalBatch {
         }
     }
 
+    /// Likewise of many, which have one topic and QoS.
+    pub fn push_all<'a>(&mut self, replication: &Replication, messages: impl IntoIterator<Item = MeshMessage<'a>>) {
+        let mut messages = messages.into_iter();
+        let Some(first) = messages.next() else { return };
+        self.push(replication, &first);
+        let lane = replication.lane_for(first.topic, first.qos).index();
+        if let Some(builder) = self.builders.get_mut(lane) {
+            messages.for_each(|message| builder.push(&message, None));
+        }
+    }
+
     /// The last id that was given out in each lane of QoS 1 and 2, where it is waited for until others have dealt with it
     /// ([`Replication::acknowledge_in_mesh`]). The next batch begins.
     #[must_use]

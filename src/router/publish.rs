@@ -162,9 +162,9 @@ impl Batch {
         &mut self.writes
     }
 
-    /// A client has published a message with a payload of `bytes`.
-    pub fn count_received(&mut self, bytes: usize) {
-        self.counts.received += 1;
+    /// A client has published so many messages, with payloads of `bytes` together.
+    pub fn count_received(&mut self, messages: usize, bytes: usize) {
+        self.counts.received += messages as u64;
         self.counts.received_bytes += bytes as u64;
     }
 
@@ -530,6 +530,11 @@ impl Batch {
         for picks in self.picks.pages(true, round) {
             self.mesh.push(mesh, &mesh_message(message, None, picks, now));
         }
+    }
+
+    /// Puts messages of one topic and QoS, without RETAIN and for nobody in particular, into the mesh.
+    pub(super) fn publish_run<'a>(&mut self, mesh: &Replication, messages: impl Iterator<Item = Message<'a>>, now: Instant) {
+        self.mesh.push_all(mesh, messages.map(|message| mesh_message(&message, None, Picks::NONE, now)));
     }
 
     /// One copy to one receiver; `Away` if it is not connected and `even_if_away` is not said, or nothing is kept for it.

@@ -21,7 +21,7 @@ use crate::pressure::Level;
 pub enum Segment {
     /// Packets copied one behind the other.
     Copied(Vec<u8>),
-    /// A payload that other receivers share.
+    /// A payload, or packets, that other receivers share.
     Shared(Bytes),
 }
 
@@ -64,7 +64,7 @@ pub struct Outbox {
     tail: Vec<u8>,
     /// In the segments, of both kinds.
     segment_bytes: usize,
-    /// In the segments, shared.
+    /// In the segments, shared payloads.
     shared_bytes: usize,
     owner: Owner,
     close: Option<ReasonCode>,
@@ -112,14 +112,19 @@ impl Outbox {
 
     /// Puts a shared payload behind everything appended so far.
     pub fn push_shared(&mut self, payload: Bytes) {
+        self.shared_bytes += payload.len();
+        self.push_packets(payload);
+    }
+
+    /// Puts whole packets, which other receivers share, behind everything appended so far. Small messages as they are, they count as copied.
+    pub fn push_packets(&mut self, packets: Bytes) {
         if !self.tail.is_empty() {
             let head = std::mem::take(&mut self.tail);
             self.segment_bytes += head.len();
             self.segments.push_back(Segment::Copied(head));
         }
-        self.segment_bytes += payload.len();
-        self.shared_bytes += payload.len();
-        self.segments.push_back(Segment::Shared(payload));
+        self.segment_bytes += packets.len();
+        self.segments.push_back(Segment::Shared(packets));
     }
 
     /// After an append: the waker of the sleeping owner, to be called once the lock is gone. `None` while the owner is at work.
@@ -226,6 +231,12 @@ mod tests {
         assert!(!outbox.is_full(Level::Free));
         outbox.tail().resize(OUTBOX_COPIED_BYTES_MAX, 0);
         assert!(outbox.is_full(Level::Free));
+        outbox.take(&mut Drained::default());
+        outbox.push_packets(Bytes::from(vec![0; OUTBOX_COPIED_BYTES_MAX - 1]));
+        outbox.push_shared(Bytes::from_static(b"large"));
+        assert!(!outbox.is_full(Level::Free));
+        outbox.push_packets(Bytes::from_static(b"1"));
+        assert!(outbox.is_full(Level::Free), "packets of small messages count as if they were copied");
     }
 
     #[test]

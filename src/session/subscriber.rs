@@ -20,7 +20,7 @@ use super::outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits, PubRec, 
 use super::outbox::Outbox;
 use super::retained::RetainedBacklog;
 use super::rivalry::Rivalry;
-use super::run::Run;
+use super::run::{Encoded, Run};
 use super::variants::Variants;
 use crate::auth::Access;
 use crate::codec::{self, Ack, Packet, PacketId, ProtocolVersion, QoS, ReasonCode};
@@ -359,11 +359,14 @@ impl State {
         if self.outbox.aliases().is_some() {
             return None;
         }
-        let packets = run.packets(connected.version, now).filter(|packets| packets.largest_bytes <= connected.packet_bytes_max)?;
+        let packets = run.packets(connected.version, connected.packet_bytes_max, now)?;
         if self.outbox.is_full(memory) {
             return Some((false, None));
         }
-        self.outbox.tail().extend_from_slice(&packets.bytes);
+        match packets {
+            Encoded::Copied(bytes) => self.outbox.tail().extend_from_slice(bytes),
+            Encoded::Shared(bytes) => self.outbox.push_packets(bytes),
+        }
         Some((true, self.outbox.owner_to_wake()))
     }
 

@@ -1,5 +1,5 @@
 //! One message, however many subscribers, is encoded once a variant: protocol, QoS and RETAIN flag make twelve; the packet identifier is written
-//! over afterwards. What carries subscription identifiers or a topic alias is encoded for its receiver.
+//! over afterwards, and of the next message to the same topic, if it is as long, only the payload. What carries subscription identifiers or a topic alias is encoded for its receiver.
 //!
 //! Small payloads are copied with their head, from [`SHARE_PAYLOAD_BYTES`] on the payload is shared (measured: sharing costs more below and is cheaper above).
 
@@ -23,6 +23,9 @@ struct Variant {
     bytes: Vec<u8>,
     packet_id_at: usize,
     packet_bytes: usize,
+    payload_bytes: usize,
+    /// There is nothing in the head but the topic, of so many bytes: the next message to that topic has the same, if it is as long.
+    bare: Option<usize>,
 }
 
 /// The encodings of the message that is being routed. Reused from message to message: in steady state nothing is allocated.
@@ -104,8 +107,9 @@ impl Variants {
                 &mut self.single
             }
         };
-        if !variant.ready {
+        if !variant.ready && !(plain && !share && variant.change(message)) {
             variant.encode(message, delivery, version, dup, share, alias, now)?;
+            variant.bare = (plain && is_bare(message)).then_some(message.topic.len());
         }
         if variant.packet_bytes > packet_bytes_max && matches!(alias, Alias::New(_)) {
             // Without the alias it may fit to the byte.
@@ -134,7 +138,29 @@ impl Variants {
     }
 }
 
+/// Whether its packet has nothing but topic and payload.
+fn is_bare(message: &Message<'_>) -> bool {
+    message.expires_at.is_none() && message.properties.is_empty()
+}
+
 impl Variant {
+    /// Puts the payload of `message` in place of the last one's, if that is all in which their packets differ.
+    fn change(&mut self, message: &Message<'_>) -> bool {
+        let length = message.payload.len();
+        let has_head = is_bare(message)
+            && self.bare == Some(message.topic.len())
+            && self.packet_bytes == self.bytes.len()
+            && self.payload_bytes == length;
+        let topic_at = self.packet_id_at.saturating_sub(message.topic.len());
+        if !has_head || self.bytes.get(topic_at..self.packet_id_at) != Some(message.topic.as_bytes()) {
+            return false;
+        }
+        self.bytes.truncate(self.packet_bytes - length);
+        self.bytes.extend_from_slice(message.payload);
+        self.ready = true;
+        true
+    }
+
     #[expect(clippy::too_many_arguments, reason = "see Variants::append")]
     fn encode(
         &mut self,
@@ -164,13 +190,71 @@ impl Variant {
             topic_alias,
         };
         self.bytes.clear();
+        self.bare = None;
         // The only refusal is a packet beyond 256 MiB: what fitted its publisher's packet may outgrow it by properties.
         self.packet_id_at = codec::encode_publish_head(&mut self.bytes, version, &head).map_err(|_| Unsendable::TooLarge)?;
         self.packet_bytes = self.bytes.len() + message.payload.len();
+        self.payload_bytes = message.payload.len();
         if !share {
             self.bytes.extend_from_slice(message.payload);
         }
         self.ready = true;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn what_is_left_of_the_message_before_changes_nothing() {
+        let seed: u64 = rand::random();
+        println!("seed {seed}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let (now, large) = (now(), vec![b'x'; SHARE_PAYLOAD_BYTES + 1]);
+        let mut used = Variants::default();
+        for _ in 0..5_000 {
+            let mut pick = |count: usize| random.random_range(0..count);
+            let message = Message {
+                topic: ["a", "b", "a/b", "b/b", "aa/b", "/b"][pick(6)],
+                payload: [&b""[..], b"1", b"2", b"/b", b"b2", &large, &large[1..]][pick(7)],
+                qos: QoS::ExactlyOnce,
+                retain: false,
+                expires_at: (pick(20) == 0).then_some(now + Duration::from_secs(9)),
+                properties: if pick(20) == 0 { &[0x03, 0, 1, b'x'] } else { &[] },
+            };
+            used.begin();
+            let mut fresh = Variants::default();
+            for _ in 0..1 + pick(3) {
+                let qos = [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce][pick(3)];
+                let subscription_ids: &[u32] = if pick(20) == 0 { &[7] } else { &[] };
+                let delivery =
+                    Delivery { qos, retain: pick(4) == 0, dup: qos == QoS::AtLeastOnce && pick(20) == 0, subscription_ids };
+                let version = [ProtocolVersion::V3_1_1, ProtocolVersion::V5][pick(2)];
+                let id = (qos != QoS::AtMostOnce).then(|| PacketId::new(1 + pick(60_000) as u16).unwrap());
+                let bytes_max = if pick(20) == 0 { 9 } else { usize::MAX };
+                let append = |variants: &mut Variants| {
+                    let mut outbox = Outbox::default();
+                    let appended = variants.append(&mut outbox, &message, &delivery, version, id, false, bytes_max, now);
+                    let mut drained = super::super::Drained::default();
+                    outbox.take(&mut drained);
+                    let mut bytes: Vec<u8> = drained.segments.iter().flat_map(|segment| segment.bytes().to_vec()).collect();
+                    bytes.extend(drained.tail);
+                    (appended, bytes)
+                };
+                assert_eq!(append(&mut used), append(&mut fresh), "{message:?}, {delivery:?}");
+            }
+        }
     }
 }

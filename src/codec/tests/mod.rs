@@ -1,6 +1,7 @@
-//! The codec against the specification (`vectors`, `packets`), against a foreign codec (`differential`), against itself (`identity`) and
+//! The codec against the specification (`vectors`, `packets`), against a foreign codec (`differential`), against itself (`identity`, `alike`) and
 //! against garbage (`mutation`).
 
+mod alike;
 mod differential;
 mod identity;
 mod mutation;
