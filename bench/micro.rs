@@ -5,7 +5,7 @@
 //!
 //! "Time" is processor time of the thread, so that other programs on the machine disturb little.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark on inputs of its own")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout, reason = "a benchmark on inputs of its own")]
 
 mod lanes;
 
@@ -17,7 +17,6 @@ use std::time::Duration;
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BatchSize, Throughput, criterion_group, criterion_main};
 use lanes::{CHILD, claim, linked, replication};
-use mqtt_st_quic::clock;
 use mqtt_st_quic::codec::{self, ProtocolVersion, PublishHead, QoS, RetainHandling};
 use mqtt_st_quic::config::SharedStrategy;
 use mqtt_st_quic::frame::lane::{self, Entry, Messages};
@@ -30,6 +29,7 @@ use mqtt_st_quic::session::{Connected, Drained, Message, OutboundLimits, Session
 use mqtt_st_quic::shared::register::Follow as _;
 use mqtt_st_quic::stp::{Bpdu, Input, Stp, StpConfig};
 use mqtt_st_quic::topic::{self, SubscriptionTrie};
+use mqtt_st_quic::{clock, resources};
 use rustix::time::{ClockId, clock_gettime};
 
 /// As in the program.
@@ -160,7 +160,7 @@ fn router(receivers: usize, qos: QoS) -> (Router, Vec<Connection>) {
     let outbound = OutboundLimits {
         inflight_max: u16::MAX,
         inflight_bytes_max: usize::MAX,
-        queued_messages_max: usize::MAX,
+        queued_messages_max: u32::MAX,
         queued_bytes_max: usize::MAX,
         drop_oldest: false,
         queue_qos0: false,
@@ -325,6 +325,7 @@ fn interest(criterion: &mut Criterion) {
     const FILTERS: u64 = 100;
     let mut group = criterion.benchmark_group("interest");
     for members in [64, 1_000] {
+        let before = resources::resident_bytes();
         let interest = Interest::new(CHILD, Rules::new(Mode::Interest, []));
         let ids: Vec<_> = (10..10 + members).map(BrokerId).collect();
         for (id, number) in ids.iter().zip(0_u64..) {
@@ -335,6 +336,8 @@ fn interest(criterion: &mut Criterion) {
             changes.know(*id);
         }
         interest.change().insert(ids[0], TOPIC);
+        let grown = resources::resident_bytes().zip(before).map_or(0, |(now, before)| now.saturating_sub(before));
+        println!("what {members} brokers with {FILTERS} filters each want: {} KiB", grown / 1024);
         assert_eq!((interest.members().1, interest.filters()), (ids.len(), ids.len() * 100 + 1));
         for (what, topic) in [("nobody wants", "plant/7/line/3/level"), ("one wants", TOPIC)] {
             group.bench_function(format!("a topic that {what}, {members} brokers"), |bencher| {

@@ -170,7 +170,8 @@ impl Server {
             outbound: OutboundLimits {
                 inflight_max: config.limits.max_inflight_messages,
                 inflight_bytes_max: config.limits.max_inflight_bytes,
-                queued_messages_max: config.limits.max_queued_messages,
+                // More than memory holds either way.
+                queued_messages_max: u32::try_from(config.limits.max_queued_messages).unwrap_or(u32::MAX),
                 queued_bytes_max: config.limits.max_queued_bytes,
                 drop_oldest: config.limits.queue_drop == QueueDrop::Oldest,
                 queue_qos0: config.limits.queue_qos0_messages,

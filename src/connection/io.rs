@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
+use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -75,7 +76,7 @@ pub(super) fn with_worker<T>(body: impl FnOnce(&mut Worker) -> T) -> T {
 pub(super) struct Input {
     rest: Vec<u8>,
     /// Whole length of the packet that `rest` begins, if it does not fit the worker's buffer.
-    large: Option<usize>,
+    large: Option<NonZeroUsize>,
 }
 
 /// What one read brought.
@@ -93,7 +94,7 @@ pub(super) enum Read<'a> {
 impl Input {
     /// What is missing of the packet that is coming, bytes, as far as it is known.
     pub(super) fn missing(&self) -> usize {
-        let length = self.large.or_else(|| codec::frame_length(&self.rest).ok().flatten());
+        let length = self.large.map(NonZeroUsize::get).or_else(|| codec::frame_length(&self.rest).ok().flatten());
         length.unwrap_or(0).saturating_sub(self.rest.len())
     }
 
@@ -119,7 +120,7 @@ impl Input {
         if let Some(length) = self.large {
             // Memory grows with what arrives, not with what is announced.
             self.rest.extend_from_slice(buffer.filled());
-            if self.rest.len() < length {
+            if self.rest.len() < length.get() {
                 return Poll::Ready(Ok(Read::Part(new)));
             }
             self.large = None;
@@ -134,7 +135,7 @@ impl Input {
 
     /// Keeps the beginning of a packet of `length` bytes (if its header is there) for the next read.
     pub(super) fn keep(&mut self, rest: &[u8], length: Option<usize>) {
-        self.large = length.filter(|length| *length > READ_BYTES);
+        self.large = length.filter(|length| *length > READ_BYTES).and_then(NonZeroUsize::new);
         if rest.is_empty() && self.rest.capacity() > 0 {
             self.rest = Vec::new();
         } else {
@@ -262,24 +263,25 @@ mod tests {
 
     #[test]
     fn short_writes_lose_and_repeat_nothing() {
-        for step in 1..12 {
+        for (step, tail) in (1..12).flat_map(|step| [(step, "ijk"), (step, "")]) {
             let drained = Drained {
                 segments: VecDeque::from([
                     Segment::Copied(b"abc".to_vec()),
                     Segment::Shared(Bytes::from_static(b"DEFG")),
                     Segment::Copied(b"h".to_vec()),
                 ]),
-                tail: b"ijk".to_vec(),
+                tail: tail.into(),
             };
             let mut output = Output { drained, written: 0 };
             let mut stream = Slow { step, got: Vec::new() };
             let mut cx = Context::from_waker(std::task::Waker::noop());
-            let mut left = 11;
+            let expected = format!("abcDEFGh{tail}");
+            let mut left = expected.len();
             while !output.is_empty() {
                 let Poll::Ready(Ok(count)) = output.poll_write(&mut stream, &mut cx) else { panic!("never blocks") };
                 left -= count;
             }
-            assert_eq!((stream.got.as_slice(), left), (b"abcDEFGhijk".as_slice(), 0), "step {step}");
+            assert_eq!((stream.got.as_slice(), left), (expected.as_bytes(), 0), "step {step}");
         }
     }
 

@@ -94,7 +94,7 @@ pub async fn admit(mut stream: Stream, peer: Peer, router: Arc<Router>, terms: A
             let Peer { transport, .. } = peer;
             tracing::debug!(%peer, ?transport, client = ?accepted.connection.subscriber.client_id, version = ?accepted.version, "client connected");
             let pace = Pace::new(terms.rates, terms.meter.as_ref());
-            Some(Box::new(Client::new(stream, peer, router, terms, accepted, pace)))
+            Some(Box::new(Client::new(stream, router, terms, accepted, pace)))
         }
         Err(refused) => {
             router.metrics().connections_refused.add(1);
@@ -181,7 +181,6 @@ fn says_goodbye(mut bytes: &[u8], version: ProtocolVersion, packet_bytes_max: u3
 #[derive(Debug)]
 pub struct Client {
     stream: Stream,
-    peer: Peer,
     router: Arc<Router>,
     connection: Connection,
     terms: Arc<Terms>,
@@ -221,22 +220,14 @@ pub struct Client {
     /// The client has said good-bye, but was not heard: its session has another connection.
     said_goodbye: bool,
     /// The client has said good-bye together with its CONNECT.
-    ending: Option<End>,
+    ending: Option<Box<End>>,
 }
 
 impl Client {
-    fn new(
-        stream: Stream,
-        peer: Peer,
-        router: Arc<Router>,
-        terms: Arc<Terms>,
-        accepted: Accepted,
-        pace: Option<Box<Pace>>,
-    ) -> Self {
+    fn new(stream: Stream, router: Arc<Router>, terms: Arc<Terms>, accepted: Accepted, pace: Option<Box<Pace>>) -> Self {
         router.metrics().clients.change(1);
         Self {
             stream,
-            peer,
             router,
             version: accepted.version,
             is_bridge: accepted.is_bridge,
@@ -273,7 +264,7 @@ impl Client {
                 Ok(()) => None,
                 Err(Fault::Close(reason)) => Some(reason),
                 Err(Fault::Disconnect(farewell, expiry)) => {
-                    self.ending = Some(End::Disconnect(farewell, expiry));
+                    self.ending = Some(Box::new(End::Disconnect(farewell, expiry)));
                     None
                 }
             };
@@ -303,7 +294,7 @@ impl Client {
             End::Disconnect(farewell, expiry) => self.finish(*farewell, *expiry),
             _ => self.finish(Farewell::Lost, None),
         }
-        tracing::debug!(peer = %self.peer, client = ?self.connection.subscriber.client_id, end = %end, "client gone");
+        tracing::debug!(client = ?self.connection.subscriber.client_id, end = %end, "client gone");
         if end.leaves_words() {
             // In a box: what it needs at the end would else be held from the beginning.
             Box::pin(linger(&mut self.stream)).await;
@@ -323,7 +314,7 @@ impl Client {
 
     fn poll_with(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<End> {
         if let Some(end) = self.ending.take() {
-            return self.poll_farewell(cx, worker, end);
+            return self.poll_farewell(cx, worker, *end);
         }
         self.poll_pause(cx);
         for _ in 0..READS_PER_POLL {

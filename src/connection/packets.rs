@@ -18,14 +18,15 @@ use crate::topic::{self, TopicError};
 /// Topic aliases that the client has set on this connection [MQTT-3.3.2-7]. Empty, it owns no memory.
 #[derive(Debug)]
 pub(super) struct Aliases {
-    topics: Vec<Option<Box<str>>>,
+    #[expect(clippy::box_collection, reason = "few clients set any, and each would have room for the list's head")]
+    topics: Option<Box<Vec<Option<Box<str>>>>>,
     /// The highest that it may set.
     max: u16,
 }
 
 impl Aliases {
     pub(super) fn new(max: u16) -> Self {
-        Self { topics: Vec::new(), max }
+        Self { topics: None, max }
     }
 
     fn set(&mut self, alias: u16, topic: &str) -> Result<(), Fault> {
@@ -51,10 +52,11 @@ impl Aliases {
             return Err(Fault::Close(ReasonCode::TopicAliasInvalid));
         }
         let index = usize::from(alias) - 1;
-        if self.topics.len() <= index {
-            self.topics.resize_with(index + 1, || None);
+        let topics = self.topics.get_or_insert_default();
+        if topics.len() <= index {
+            topics.resize_with(index + 1, || None);
         }
-        self.topics.get_mut(index).ok_or(Fault::Close(ReasonCode::TopicAliasInvalid))
+        topics.get_mut(index).ok_or(Fault::Close(ReasonCode::TopicAliasInvalid))
     }
 }
 

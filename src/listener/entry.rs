@@ -250,8 +250,8 @@ mod tests {
         type Way = (Entry, Stream, Address);
         let sizes = [
             ("task", future_bytes(|(entry, stream, from): Way| entry.stream(stream, from)), 144),
-            ("client", size_of::<Client>(), 512),
-            ("subscriber", size_of::<Subscriber>(), 584),
+            ("client", size_of::<Client>(), 320),
+            ("subscriber", size_of::<Subscriber>(), 496),
         ];
         for (what, bytes, bytes_max) in sizes {
             assert!(bytes <= bytes_max, "{what}: {bytes} bytes, {bytes_max} are planned");

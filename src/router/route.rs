@@ -285,40 +285,46 @@ impl Target {
     }
 }
 
-/// One publisher's memory of routes, void as a whole when any subscription changes. Empty, it owns no memory.
+/// One publisher's memory of routes, void as a whole when any subscription changes. Empty, it owns no memory: most clients publish nothing.
 #[derive(Debug)]
 pub struct RouteCache {
+    bytes_max: usize,
+    remembered: Option<Box<Remembered>>,
+}
+
+#[derive(Debug, Default)]
+struct Remembered {
     generation: u64,
     bytes: usize,
-    bytes_max: usize,
     routes: HashMap<Box<str>, Arc<Route>, ahash::RandomState>,
 }
 
 impl Default for RouteCache {
     fn default() -> Self {
-        Self { generation: 0, bytes: 0, bytes_max: CACHE_BYTES_CLIENT, routes: HashMap::default() }
+        Self { bytes_max: CACHE_BYTES_CLIENT, remembered: None }
     }
 }
 
 impl RouteCache {
     /// The memory of a lane reader.
     pub(super) fn of_link() -> Self {
-        Self { bytes_max: CACHE_BYTES_LINK, ..Self::default() }
+        Self { bytes_max: CACHE_BYTES_LINK, remembered: None }
     }
 
     /// The route of `topic` under `generation`, from memory or by `find`.
     pub(super) fn route(&mut self, topic: &str, generation: u64, find: impl FnOnce() -> Route) -> Arc<Route> {
-        if self.generation != generation || self.bytes > self.bytes_max {
-            self.routes.clear();
-            self.bytes = 0;
-            self.generation = generation;
+        let Remembered { generation: since, bytes, routes } = &mut **self.remembered.get_or_insert_default();
+        if *since != generation || *bytes > self.bytes_max {
+            routes.clear();
+            *bytes = 0;
+            *since = generation;
         }
-        if let Some(route) = self.routes.get(topic) {
+        if let Some(route) = routes.get(topic) {
             return Arc::clone(route);
         }
         let route = Arc::new(find());
-        self.bytes += ROUTE_BYTES + topic.len() + route.len() * TARGET_BYTES;
-        self.routes.insert(topic.into(), Arc::clone(&route));
+        *bytes += ROUTE_BYTES + topic.len() + route.len() * TARGET_BYTES;
+        routes.insert(topic.into(), Arc::clone(&route));
         route
     }
 }

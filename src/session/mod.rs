@@ -9,6 +9,7 @@
 mod aliases;
 mod change;
 mod durable;
+mod filters;
 mod inbound;
 mod journal;
 mod logged;
@@ -28,6 +29,7 @@ mod variants;
 pub use change::{Change, Entry, Head, Order, Stage};
 pub(crate) use durable::RESTORED_EPOCH;
 pub use durable::RestoredSession;
+pub use filters::Filters;
 pub use inbound::{Inbound, QuotaExceeded};
 pub use journal::{Awaited, Journal, Reach, Ticket, Waiter, Writes};
 pub use logged::{LogHead, Logged, RestoredLog};

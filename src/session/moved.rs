@@ -45,11 +45,12 @@ impl Source {
 
 /// A session that is on its way from one broker to another.
 #[derive(Debug)]
+#[expect(clippy::box_collection, reason = "few sessions are, and each would have room for the list's head")]
 pub(crate) enum Moving {
     /// From here. What share groups gave it that does not go along.
-    Leaving { left_behind: Vec<(ShareId, Arc<StoredMessage>)> },
+    Leaving { left_behind: Box<Vec<(ShareId, Arc<StoredMessage>)>> },
     /// To here. Whence the messages are that wait in it, by their order.
-    Coming { sources: Vec<Option<Source>> },
+    Coming { sources: Box<Vec<Option<Source>>> },
     /// Nowhere: it is a replica of another broker's.
     Shadow(Box<Shadow>),
 }
@@ -210,7 +211,7 @@ impl Subscriber {
             state.epoch += 1;
             self.set_epoch(state.epoch);
         }
-        state.moving = Some(Moving::Leaving { left_behind: Vec::new() });
+        state.moving = Some(Moving::Leaving { left_behind: Box::default() });
         state.claims_above = state.claims_above.max(stamp);
         self.set_moving(true);
         was_connected
@@ -227,7 +228,7 @@ impl Subscriber {
         let mut state = self.lock();
         (state.expiry, state.epoch) = (head.expiry, RESTORED_EPOCH);
         state.subscribe_as(head);
-        state.moving = Some(Moving::Coming { sources: Vec::new() });
+        state.moving = Some(Moving::Coming { sources: Box::default() });
         self.restored(RESTORED_EPOCH);
         self.set_moving(true);
         self.set_owed();
@@ -295,7 +296,7 @@ impl State {
             claim: self.claimed,
         };
         writes.push(Change::Session(id, head()));
-        for (filter, options) in &self.subscriptions {
+        for (filter, options) in self.subscriptions.iter() {
             writes.push(Change::Subscribed(id, filter.clone(), options.clone()));
         }
         for entry in entries {

@@ -24,7 +24,7 @@ pub struct OutboundLimits {
     /// Bytes in flight at once, or one message of any size.
     pub inflight_bytes_max: usize,
     /// Messages that may wait behind the window.
-    pub queued_messages_max: usize,
+    pub queued_messages_max: u32,
     /// Bytes that may wait behind the window.
     pub queued_bytes_max: usize,
     /// What has waited longest makes room for what comes; else what comes is dropped.
@@ -343,7 +343,8 @@ impl Outbound {
     }
 
     fn takes(&self, bytes: usize) -> bool {
-        self.queue.len() < self.limits.queued_messages_max && self.queue_bytes + bytes <= self.limits.queued_bytes_max
+        let has_place = u32::try_from(self.queue.len()).is_ok_and(|waiting| waiting < self.limits.queued_messages_max);
+        has_place && self.queue_bytes + bytes <= self.limits.queued_bytes_max
     }
 
     /// Whether a message of `bytes` may wait behind the window, once as many of the oldest are dropped as it says. `None`: it may not, and

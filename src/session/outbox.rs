@@ -45,18 +45,6 @@ pub struct Drained {
     pub tail: Vec<u8>,
 }
 
-/// What the connection that drains an outbox is doing.
-#[derive(Debug, Default)]
-enum Owner {
-    /// It will look again by itself.
-    #[default]
-    AtWork,
-    /// It has drained everything and sleeps.
-    Asleep(Waker),
-    /// Its socket takes no more: new bytes need not wake it, the end of the connection does.
-    Blocked(Waker),
-}
-
 /// See the module's page.
 #[derive(Debug, Default)]
 pub struct Outbox {
@@ -66,7 +54,10 @@ pub struct Outbox {
     segment_bytes: usize,
     /// In the segments, shared payloads.
     shared_bytes: usize,
-    owner: Owner,
+    /// The connection that drains it; none while that is at work: it will look again by itself.
+    owner: Option<Waker>,
+    /// The owner does not sleep, having drained everything, but its socket takes no more: new bytes need not wake it, the end of the connection does.
+    is_blocked: bool,
     close: Option<ReasonCode>,
     /// Where the client takes topic aliases.
     aliases: Option<Box<Aliases>>,
@@ -130,13 +121,7 @@ impl Outbox {
     /// After an append: the waker of the sleeping owner, to be called once the lock is gone. `None` while the owner is at work.
     #[must_use = "an owner that is not woken sleeps for ever"]
     pub fn owner_to_wake(&mut self) -> Option<Waker> {
-        if !matches!(self.owner, Owner::Asleep(_)) {
-            return None;
-        }
-        match std::mem::take(&mut self.owner) {
-            Owner::Asleep(waker) => Some(waker),
-            Owner::AtWork | Owner::Blocked(_) => None,
-        }
+        if self.is_blocked { None } else { self.owner.take() }
     }
 
     /// Ends the connection once what waits is written, or at once if its socket takes no more. The first reason stays. Gives the
@@ -144,10 +129,7 @@ impl Outbox {
     #[must_use = "an owner that is not woken sleeps for ever"]
     pub fn close(&mut self, reason: ReasonCode) -> Option<Waker> {
         self.close.get_or_insert(reason);
-        match std::mem::take(&mut self.owner) {
-            Owner::Asleep(waker) | Owner::Blocked(waker) => Some(waker),
-            Owner::AtWork => None,
-        }
+        self.owner.take()
     }
 
     /// Why the connection is to end, if it is.
@@ -175,12 +157,12 @@ impl Outbox {
     /// The owner goes to sleep; the next append will find `waker`. Only when empty and not closing.
     pub fn arm(&mut self, waker: &Waker) {
         debug_assert!(self.is_empty() && self.close.is_none());
-        self.owner = Owner::Asleep(waker.clone());
+        (self.owner, self.is_blocked) = (Some(waker.clone()), false);
     }
 
     /// The owner waits for its socket; only [`Outbox::close`] will find `waker`.
     pub fn block(&mut self, waker: &Waker) {
-        self.owner = Owner::Blocked(waker.clone());
+        (self.owner, self.is_blocked) = (Some(waker.clone()), true);
     }
 
     /// Forgets everything: the connection is gone.

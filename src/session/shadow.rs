@@ -142,7 +142,11 @@ impl Shadow {
             is_copied: false,
             is_guarded: false,
             is_broken: false,
-            messages_max: twice(limits.queued_messages_max, limits.inflight_max.into(), SHADOW_SPARE_MESSAGES),
+            messages_max: twice(
+                usize::try_from(limits.queued_messages_max).unwrap_or(usize::MAX),
+                limits.inflight_max.into(),
+                SHADOW_SPARE_MESSAGES,
+            ),
             bytes_max: twice(limits.queued_bytes_max, limits.inflight_bytes_max, SHADOW_SPARE_MESSAGES * 1_024),
             bytes: 0,
             news,

@@ -1,6 +1,5 @@
 //! A subscriber: the session and its outbox behind one lock.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::change::{Change, Order, Stage};
 use super::durable::Durable;
+use super::filters::Filters;
 use super::inbound::{Inbound, QuotaExceeded};
 use super::journal::{Awaited, Journal, Writes};
 use super::message::{Delivery, Message, StoredMessage, Will};
@@ -104,7 +104,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Ended {
     /// Its filters.
-    pub(crate) subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
+    pub(crate) subscriptions: Filters,
     _rest: (Outbound, Inbound, RetainedBacklog),
 }
 
@@ -132,7 +132,7 @@ pub struct State {
     /// QoS 2 from the client.
     pub inbound: Inbound,
     /// Filters, as subscribed (with `$share/...`).
-    pub subscriptions: HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>,
+    pub subscriptions: Filters,
     /// How many of them are of share groups.
     pub shared_subscriptions: u32,
     /// What they take, by [`crate::limits::SUBSCRIPTIONS_BYTES_MAX`].
@@ -210,7 +210,7 @@ impl Subscriber {
                 outbox: Outbox::default(),
                 outbound: Outbound::new(limits),
                 inbound: Inbound::default(),
-                subscriptions: HashMap::default(),
+                subscriptions: Filters::default(),
                 shared_subscriptions: 0,
                 subscriptions_bytes: 0,
                 will: None,

@@ -345,7 +345,7 @@ impl Machine {
         }
         let mut state = subscriber.lock();
         let left_behind = match &mut state.moving {
-            Some(Moving::Leaving { left_behind }) => std::mem::take(left_behind),
+            Some(Moving::Leaving { left_behind }) => std::mem::take(&mut **left_behind),
             _ => Vec::new(),
         };
         // Its will is not published: it goes on.
@@ -421,7 +421,7 @@ impl Machine {
         let Some(Leaving { line, subscriber, stage, waiting, .. }) = self.leaving.remove(client_id) else { return };
         turn.write(line.peer, line.id, &Word::No(Why::Cancelled));
         if let (Stage::Given { .. }, Some(Moving::Leaving { left_behind })) = (stage, subscriber.lock().moving.take()) {
-            turn.share_anew(left_behind);
+            turn.share_anew(*left_behind);
         }
         waiting.into_iter().for_each(|request| self.serve(turn, request));
     }

@@ -16,7 +16,7 @@ impl World {
         let outbound = OutboundLimits {
             inflight_max: 20,
             inflight_bytes_max: usize::MAX,
-            queued_messages_max: usize::MAX,
+            queued_messages_max: u32::MAX,
             queued_bytes_max: usize::MAX,
             drop_oldest: false,
             queue_qos0: false,
