@@ -40,24 +40,28 @@ class Client:
 
     def receive(self, first):
         """The body of the packet that comes; an MqttError if it is another."""
-        head = self.exactly(1)[0]
-        size, shift = 0, 0
-        while True:
-            byte = self.exactly(1)[0]
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        body = self.exactly(size)
+        head, body = packet(self.file)
         if head != first:
             raise MqttError(f"a packet {head:#x} in place of {first:#x}")
         return body
 
-    def exactly(self, size):
-        found = self.file.read(size)
-        if len(found) < size:
-            raise MqttError("the connection was closed")
-        return found
+
+def packet(file):
+    """The next packet: its first byte and its body."""
+    head, size, shift = exactly(file, 1)[0], 0, 0
+    while True:
+        byte = exactly(file, 1)[0]
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return head, exactly(file, size)
+
+
+def exactly(file, size):
+    found = file.read(size)
+    if len(found) < size:
+        raise MqttError("the connection was closed")
+    return found
 
 
 def string(text):
