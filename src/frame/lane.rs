@@ -27,6 +27,7 @@ const PAYLOADS: u8 = 8;
 const GONE: u8 = 9;
 const FILL: u8 = 10;
 const FILLED: u8 = 11;
+const SENT: u8 = 12;
 
 const OPEN_NEW: u8 = 1;
 const OPEN_MORE: u8 = 2;
@@ -216,6 +217,11 @@ pub enum LaneFrame<'a> {
     },
     /// What was asked for so: not for the receiver, which has it or has lost it.
     Filled(Filled<'a>),
+    /// What follows was written so long after the sender had taken in the receiver's OPEN, and later.
+    Sent {
+        /// By the sender's clock, milliseconds.
+        after_open_ms: u64,
+    },
     /// A frame of a newer version: to be skipped.
     Unknown,
 }
@@ -258,7 +264,7 @@ pub struct Block<'a> {
     pub prev: u64,
     /// Links that the block has passed, this one included.
     pub hops: u8,
-    /// Since the origin published it, spent in brokers, milliseconds.
+    /// Since the origin published it, until it was written for this link, milliseconds.
     pub age_ms: u64,
     /// The first message's sequence.
     pub first: u64,
@@ -347,6 +353,7 @@ pub fn decode(input: &[u8], body_bytes_max: usize) -> Result<Option<(LaneFrame<'
             let block = Block { alias, prev, hops, age_ms, first, body: reader.rest() };
             return Ok(Some((LaneFrame::Filled(Filled { to, is_last: flags & FILLED_LAST != 0, block }), length)));
         }
+        SENT => LaneFrame::Sent { after_open_ms: reader.varint("time after the OPEN")? },
         _ => return Ok(Some((LaneFrame::Unknown, length))),
     };
     reader.finish()?;
@@ -468,6 +475,11 @@ pub fn put_filled_head(out: &mut Vec<u8>, filled: &Filled<'_>) {
     before.into_iter().for_each(|field| put_varint(out, field));
     out.extend_from_slice(&[if is_last { FILLED_LAST } else { 0 }, block.hops]);
     behind.into_iter().for_each(|field| put_varint(out, field));
+}
+
+/// Appends a SENT.
+pub fn put_sent(out: &mut Vec<u8>, after_open_ms: u64) {
+    put_frame(out, SENT, |out| put_varint(out, after_open_ms));
 }
 
 /// Appends a PULL for the first [`PULLED_PER_FRAME_MAX`] of `sequences`, which ascend. There is at least one.
@@ -733,6 +745,7 @@ mod tests {
             (encoded(|out| put_pull(out, 1, &[300, 301, 310])), vec![7, 5, 1, 0xac, 0x02, 1, 9]),
             (encoded(|out| put_gone(out, 2, &[7])), vec![9, 2, 2, 7]),
             (encoded(|out| put_fill(out, 1, (2, 300), 9)), vec![10, 5, 1, 2, 0xac, 0x02, 9]),
+            (encoded(|out| put_sent(out, 300)), vec![12, 2, 0xac, 0x02]),
             (
                 encoded(|out| {
                     put_filled_head(out, &Filled { to: 6, is_last: true, block });
@@ -781,6 +794,7 @@ mod tests {
                     put_filled_head(out, &filled);
                     out.extend_from_slice(filled.block.body);
                 }
+                LaneFrame::Sent { after_open_ms } => put_sent(out, after_open_ms),
                 LaneFrame::Covers { .. } | LaneFrame::Unknown => panic!("{written:02x?}"),
             });
             assert_eq!(again, written);
@@ -801,6 +815,8 @@ mod tests {
             (&[11, 4, 1, 2, 1, 0], Err(FrameError::Value { field: "range's end", value: 1 })),
             (&[11, 4, 1, 2, 3, 0], Err(truncated("hops"))),
             (&[5, 4, 1, 2, 3, 4], Err(truncated("first id"))),
+            (&[12, 0], Err(truncated("time after the OPEN"))),
+            (&[12, 2, 1, 1], Err(FrameError::Trailing(1))),
             (&[3, 4, 0, 0xff, 0xff, 0x03], Err(FrameError::Value { field: "count of covers", value: 65_535 })),
             (&[3, 2, 0, 1], Err(truncated("covers"))),
             (&[7, 1, 3], Err(truncated("sequence"))),
@@ -960,7 +976,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..11_u8) {
+        fn any_bytes_are_read_without_harm(mut bytes in vec(any::<u8>(), 0..300), kind in 0..=SENT) {
             let _ = decode(&bytes, BODY_BYTES_MAX);
             if let Some(front) = bytes.first_mut() {
                 *front = kind;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::block::{Content, StreamKey};
+use super::block::{Content, StreamKey, millis};
 use super::lane::Lane;
 use crate::frame::lane::{self, Entry, Messages};
 use crate::limits::{ANSWER_BYTES_MAX, ANSWERS_MAX, BLOCK_BYTES, PULLED_PER_FRAME_MAX};
@@ -19,8 +19,8 @@ pub(super) enum Answer {
     InRing,
     /// The origin no longer has it.
     Gone,
-    /// A block's body with it alone, and its age when that was made, milliseconds.
-    Here { body: Bytes, age_ms: u64 },
+    /// A block's body with it alone, and its age `at` that moment, milliseconds.
+    Here { body: Bytes, age_ms: u64, at: Instant },
 }
 
 /// Answers that are due.
@@ -67,7 +67,10 @@ impl Answers {
         let ((key, first), answer) = self.due.pop_first()?;
         self.bytes -= answer.bytes();
         let frame = match answer {
-            Answer::Here { body, age_ms } => Frame::Payloads { age_ms, first, body: body.into() },
+            Answer::Here { body, age_ms, at } => {
+                let age_ms = age_ms.saturating_add(millis(now.saturating_duration_since(at)));
+                Frame::Payloads { age_ms, first, body: body.into() }
+            }
             Answer::Gone => Frame::Gone(self.gone(key, first)),
             Answer::InRing => self.take_from_ring(lane, key, first, now),
         };

@@ -225,7 +225,7 @@ pub(super) struct Block {
     pub(super) content: Content,
 }
 
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -57,6 +57,7 @@ mod stability;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod travel;
 mod undecided;
 mod wake;
 mod want;

@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 
 use super::answer::{Answer, Answers, Frame};
-use super::block::{Block, Content, StreamKey};
+use super::block::{Block, Content, StreamKey, millis};
 use super::fill::{Ask, Fills, Next, Place, Purpose, Step};
 use super::lane::{Cursor, Lane};
 use super::own::Deferred;
 use super::ring::{Entry, Read};
 use super::sync::{Mutex, MutexGuard};
+use super::travel::SENT_EVERY;
 use super::want::Selection;
 use super::{Counters, LaneError, Replication};
 use crate::frame::lane::{self, Cover, Filled};
@@ -140,6 +141,8 @@ struct Sender {
     answer_due: Option<OpenMark>,
     /// Both are there with one number: the cursor runs.
     started: bool,
+    /// Until then no SENT is due.
+    sent_until: Option<Instant>,
     far: HashMap<StreamKey, Far, ahash::RandomState>,
     /// Blocks of our own that must be safe on disk first.
     deferred: Deferred,
@@ -163,6 +166,8 @@ struct Sender {
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) number: OpenNumber,
+    /// When it was written, or came.
+    pub(super) at: Instant,
     pub(super) new: bool,
     pub(super) covers: Vec<Cover>,
 }
@@ -380,6 +385,11 @@ impl PortLane {
         }
     }
 
+    /// When our OPEN of this number was written, as long as it is the newest.
+    pub(super) fn opened_at(&self, number: &OpenNumber) -> Option<Instant> {
+        self.sender.lock().mine.as_ref().filter(|mine| mine.number == *number).map(|mine| mine.at)
+    }
+
     /// Names it among the ports of its lane.
     pub(super) fn number(&self) -> u64 {
         self.number
@@ -409,8 +419,8 @@ impl PortLane {
     }
 
     /// The far side gets this one, the only one of `body`.
-    pub(super) fn answer_with(&self, key: StreamKey, sequence: u64, age_ms: u64, body: Bytes) {
-        self.answer_each(key, [(sequence, Answer::Here { body, age_ms })]);
+    pub(super) fn answer_with(&self, key: StreamKey, sequence: u64, (age_ms, at): (u64, Instant), body: Bytes) {
+        self.answer_each(key, [(sequence, Answer::Here { body, age_ms, at })]);
     }
 
     fn answer_each(&self, key: StreamKey, answers: impl IntoIterator<Item = (u64, Answer)>) {
@@ -516,7 +526,7 @@ impl PortLane {
     }
 
     fn write_open(&self, sender: &mut Sender, lane: &Lane, mark: &OpenMark, now: Instant) {
-        let mine = Opened { number: mark.number, new: lane.is_new(now), covers: lane.covers() };
+        let mine = Opened { number: mark.number, at: now, new: lane.is_new(now), covers: lane.covers() };
         lane::put_open(&mut sender.outgoing.tail, mark, mine.new, &mine.covers);
         self.stop_locked(sender);
         sender.mine = Some(mine);
@@ -537,7 +547,7 @@ impl PortLane {
         }
         self.cursor.rewind(&lane.ring);
         self.cursor.set_live(true);
-        sender.started = true;
+        (sender.started, sender.sent_until) = (true, None);
         let is_new = sender.theirs.as_ref().is_some_and(|theirs| theirs.new);
         sender.tell_floors(self, lane, !is_new, now);
     }
@@ -641,10 +651,10 @@ impl Sender {
         let Block { last, first, hops, .. } = *block;
         let body = if let Content::Messages(body) = &block.content { Some(body) } else { None };
         let part = Part { last, first, hops, age_ms: block.age_ms(now), body };
-        self.put_part(port, lane, block.stream.key(), &part);
+        self.put_part(port, lane, block.stream.key(), &part, now);
     }
 
-    fn put_part(&mut self, port: &PortLane, lane: &Lane, key: StreamKey, part: &Part<'_>) {
+    fn put_part(&mut self, port: &PortLane, lane: &Lane, key: StreamKey, part: &Part<'_>, now: Instant) {
         let far = self.far.entry(key).or_default();
         if part.last <= far.known {
             return;
@@ -660,6 +670,7 @@ impl Sender {
             return;
         }
         let head = lane::Block { alias, prev: known, hops: part.hops + 1, age_ms: part.age_ms, first, body };
+        self.put_sent(now);
         lane::put_messages_head(&mut self.outgoing.tail, &head);
         self.outgoing.push_body(body);
         counters.blocks_sent.add(1);
@@ -673,7 +684,7 @@ impl Sender {
                 Part { last: block.last, first: block.first, hops: block.hops, age_ms: block.age_ms(now), body }
             }
             Step::Came(came) => {
-                let here = u64::try_from(now.saturating_duration_since(came.at).as_millis()).unwrap_or(u64::MAX);
+                let here = millis(now.saturating_duration_since(came.at));
                 let (age_ms, body) = (came.age_ms.saturating_add(here), Some(&came.body).filter(|body| !body.is_empty()));
                 Part { last: came.to, first: came.first, hops: came.hops, age_ms, body }
             }
@@ -689,7 +700,7 @@ impl Sender {
         if next.purpose == Purpose::Lacked {
             let is_fetched = matches!(next.step, Step::Came(_)) && part.body.is_some();
             port.replication.counters.blocks_filled.add(u64::from(is_fetched));
-            return self.put_part(port, lane, next.key, &part);
+            return self.put_part(port, lane, next.key, &part, now);
         }
         let counters = &port.replication.counters;
         let alias = self.alias(next.key);
@@ -700,6 +711,7 @@ impl Sender {
         // Who asks from the middle of a block on gets the whole of it.
         let prev = if body.is_empty() { next.from } else { next.from.min(first.saturating_sub(1)) };
         let block = lane::Block { alias, prev, hops: part.hops.saturating_add(1), age_ms: part.age_ms, first, body };
+        self.put_sent(now);
         lane::put_filled_head(&mut self.outgoing.tail, &lane::Filled { to: part.last, is_last: next.is_last, block });
         self.outgoing.push_body(body);
     }
@@ -760,11 +772,24 @@ impl Sender {
         let alias = self.alias(key);
         match frame {
             Frame::Payloads { age_ms, first, body } => {
+                self.put_sent(now);
                 lane::put_payloads_head(&mut self.outgoing.tail, alias, age_ms, first, &body);
                 self.outgoing.push_body(&body.into());
             }
             Frame::Gone(sequences) => lane::put_gone(&mut self.outgoing.tail, alias, &sequences),
             Frame::Nothing => {}
+        }
+    }
+
+    /// Goes before whatever has an age: from here on that goes on.
+    fn put_sent(&mut self, now: Instant) {
+        if self.sent_until.is_some_and(|until| now < until) {
+            return;
+        }
+        self.sent_until = Some(now + SENT_EVERY);
+        if let Some(theirs) = &self.theirs {
+            let after_open = now.saturating_duration_since(theirs.at);
+            lane::put_sent(&mut self.outgoing.tail, millis(after_open));
         }
     }
 

@@ -355,7 +355,7 @@ impl Lane {
                 |(sequence, message)| {
                     let mut body = Vec::new();
                     lane::put_message(&mut body, 0, message, false);
-                    port.answer_with(key, sequence, age_ms, body.into());
+                    port.answer_with(key, sequence, (age_ms, now), body.into());
                 },
             );
         }

@@ -7,6 +7,7 @@ use super::block::Stream;
 use super::lane::{Arrived, Lane};
 use super::port::{Opened, PortLane};
 use super::pull::Payloads;
+use super::travel::Travel;
 use super::{Deliver, LaneError};
 use crate::codec::{self, QoS};
 use crate::frame::lane::{self, Block, Cover, Covers, Entry, FRAME_OVERHEAD_BYTES_MAX, Filled, LaneFrame, Messages, put_message};
@@ -37,6 +38,8 @@ pub struct LaneReceiver {
     partial: Vec<u8>,
     aliases: Vec<Option<Arc<Stream>>>,
     state: State,
+    /// Of the agreement that is open or was last.
+    travel: Option<Travel>,
     /// An OPEN of which more covers are to come.
     opening: Option<(OpenMark, Opened)>,
     /// Something is in the ring that the lane writers have not been told of.
@@ -67,6 +70,7 @@ impl LaneReceiver {
             partial: Vec::new(),
             aliases: Vec::new(),
             state: State::NeverOpened,
+            travel: None,
             opening: None,
             appended: false,
             delivered: false,
@@ -161,7 +165,7 @@ impl LaneReceiver {
                 }
             }
             LaneFrame::Open { mark, new, covers, more } => {
-                self.opening = Some((mark, Opened { number: mark.number, new, covers: Vec::new() }));
+                self.opening = Some((mark, Opened { number: mark.number, at: now, new, covers: Vec::new() }));
                 self.covers(covers, more, now, events)?;
             }
             LaneFrame::Covers { covers, more } => self.covers(covers, more, now, events)?,
@@ -172,9 +176,10 @@ impl LaneReceiver {
                 self.port_lane.close_received(&number);
                 events.push(LaneEvent::CloseReceived(number));
             }
-            LaneFrame::Messages(ref block) => {
+            LaneFrame::Sent { after_open_ms } => self.sent(lane, after_open_ms, now),
+            LaneFrame::Messages(block) => {
                 if let Some(stream) = self.stream(block.alias)? {
-                    self.block(lane, &stream, block, now, deliver)?;
+                    self.block(lane, &stream, &self.aged(block, now), now, deliver)?;
                 }
             }
             LaneFrame::Gap { alias, from, to } => {
@@ -190,7 +195,7 @@ impl LaneReceiver {
             LaneFrame::Payloads { alias, age_ms, first, body } => {
                 if let Some(stream) = self.stream(alias)?.filter(|stream| lane.reliable && !Arc::ptr_eq(stream, &lane.own)) {
                     let payloads = payloads(first, body)?;
-                    let counters = &self.port_lane.replication().counters;
+                    let (counters, age_ms) = (&self.port_lane.replication().counters, self.age_ms(age_ms, now));
                     self.delivered |= lane.payloads_came(&stream, payloads, age_ms, now, deliver, counters);
                     self.covered(lane, &stream, stream.cover());
                 }
@@ -207,16 +212,17 @@ impl LaneReceiver {
                     self.port_lane.fill_asked(stream.key(), (from, to), bytes_max);
                 }
             }
-            LaneFrame::Filled(ref filled) => {
+            LaneFrame::Filled(filled) => {
                 if let Some(stream) = self.stream(filled.block.alias)?.filter(|_| lane.reliable) {
-                    let Filled { to, block: Block { prev, first, body, .. }, .. } = *filled;
+                    let Filled { to, block: Block { prev, first, body, .. }, .. } = filled;
                     if !body.is_empty() {
                         let last = survey(first, body, true)?.last;
                         if first <= prev || last > to {
                             return Err(LaneError::OutsideRange { first, last, from: prev, to });
                         }
                     }
-                    lane.filled(&stream, filled, self.port_lane.number(), now);
+                    let filled = Filled { block: self.aged(filled.block, now), ..filled };
+                    lane.filled(&stream, &filled, self.port_lane.number(), now);
                 }
             }
             LaneFrame::Unknown => {}
@@ -235,10 +241,38 @@ impl LaneReceiver {
             self.opening = Some((mark, opened));
             return Ok(());
         }
-        self.state = State::Open(mark.number);
+        // What it repeats until it is answered changes nothing.
+        if self.state != State::Open(mark.number) {
+            (self.state, self.travel) = (State::Open(mark.number), Some(Travel::new(self.is_reliable(), now)));
+        }
         self.port_lane.open_received(&mark, opened, now)?;
         events.push(LaneEvent::OpenReceived(mark));
         Ok(())
+    }
+
+    fn is_reliable(&self) -> bool {
+        self.port_lane.lane().is_some_and(|lane| lane.reliable)
+    }
+
+    /// What follows was written then.
+    fn sent(&mut self, lane: &Lane, after_open_ms: u64, now: Instant) {
+        let (State::Open(number), Some(travel)) = (self.state, &mut self.travel) else { return };
+        if travel.is_unknown()
+            && !lane.reliable
+            && let Some(at) = self.port_lane.opened_at(&number)
+        {
+            travel.opened(at);
+        }
+        travel.told(after_open_ms, now);
+    }
+
+    /// With the time that it was on its way.
+    fn age_ms(&self, age_ms: u64, now: Instant) -> u64 {
+        age_ms.saturating_add(self.travel.as_ref().map_or(0, |travel| travel.waited_ms(now)))
+    }
+
+    fn aged<'a>(&self, block: Block<'a>, now: Instant) -> Block<'a> {
+        Block { age_ms: self.age_ms(block.age_ms, now), ..block }
     }
 
     /// Whose data this is; `None` where it is to be dropped.

@@ -4,6 +4,7 @@ mod durable;
 mod fill;
 mod picked;
 mod pull;
+mod travel;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};

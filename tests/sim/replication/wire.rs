@@ -52,6 +52,7 @@ impl LaneLedger {
                 | LaneFrame::Gone { .. }
                 | LaneFrame::Fill { .. }
                 | LaneFrame::Filled(_)
+                | LaneFrame::Sent { .. }
                 | LaneFrame::Unknown => {}
             }
         }
