@@ -23,9 +23,9 @@ use parking_lot::Mutex;
 use super::connect::TakenOver;
 use super::{Batch, Router};
 use crate::auth::{Access, Identity};
-use crate::ids::{BrokerId, Stamp};
+use crate::ids::{BrokerId, ShareId, Stamp};
 use crate::limits::RIVALS_MAX;
-use crate::session::{RESTORED_EPOCH, Rivalry, Subscriber};
+use crate::session::{RESTORED_EPOCH, Rivalry, StoredMessage, Subscriber};
 use crate::shared::register::{Change, Claim, Follow, Key, Value};
 
 /// A claim: its stamp, and whose it is. The greater one holds.
@@ -205,7 +205,7 @@ impl Router {
         if self.claims.heard.lock().is_empty() { Poll::Pending } else { Poll::Ready(()) }
     }
 
-    /// Ends the client's session here unless its claim is newer than `theirs`. Whether it did. Is it one that went elsewhere (`is_given`), or comes from the disk and was not resumed since, its will
+    /// Ends the client's session here unless its claim is newer than `theirs`; what share groups gave it that is for others then, if it did. Is it one that went elsewhere (`is_given`), or comes from the disk and was not resumed since, its will
     /// is not published: its client has come, if not here.
     pub(super) fn yield_session(
         &self,
@@ -214,13 +214,13 @@ impl Router {
         theirs: Claimed,
         is_given: bool,
         now: Instant,
-    ) -> bool {
-        let Some(own) = self.registers().map(|registers| registers.own_id()) else { return false };
-        let Entry::Occupied(occupied) = self.registry.entry(Arc::clone(client_id)) else { return false };
+    ) -> Option<Vec<(ShareId, Arc<StoredMessage>)>> {
+        let own = self.registers()?.own_id();
+        let Entry::Occupied(occupied) = self.registry.entry(Arc::clone(client_id)) else { return None };
         let subscriber = Arc::clone(occupied.get());
         let mut state = subscriber.lock();
         if (state.claimed, own) >= theirs || !Self::is_claimed(subscriber.access().as_deref()) {
-            return false;
+            return None;
         }
         if is_given || state.epoch == RESTORED_EPOCH {
             let gone = state.will.as_ref().and_then(|_| state.will_gone());
@@ -235,6 +235,7 @@ impl Router {
             self.rivals.note(self.rival(client_id), rivalry, self.millis(now));
         }
         let (owed, _) = state.outbound.owed();
+        let left_behind = if is_given { Vec::new() } else { state.take_given_by_groups() };
         self.end(&subscriber, state, batch.writes());
         occupied.remove();
         self.release(client_id);
@@ -247,6 +248,6 @@ impl Router {
         if owed > 0 || address.is_some() {
             self.tell_of_yield(client_id, address.flatten(), owed, now);
         }
-        true
+        Some(left_behind)
     }
 }

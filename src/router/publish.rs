@@ -16,7 +16,9 @@ use crate::codec::{PacketId, QoS, ReasonCode};
 use crate::ids::{BrokerId, MessageId, OriginLane, ShareId, Stamp};
 use crate::pressure::Level;
 use crate::replication::{Followed, LocalBatch, MeshMessage, Pick, PickList, Picks, Published, Replication, UNDECIDED};
-use crate::session::{Delivery, Message, Outcome, Pumped, Run, Source, Subscriber, Variants, Writes, remaining_seconds};
+use crate::session::{
+    Delivery, Message, Outcome, Pumped, RESTORED_EPOCH, Run, Source, Subscriber, Variants, Writes, remaining_seconds,
+};
 
 /// Whence a message comes.
 #[derive(Clone, Copy, Debug)]
@@ -513,7 +515,7 @@ impl Batch {
             let outcome = self.deliver(member, message, now, even_if_away);
             if matches!(outcome, Outcome::Sent | Outcome::Staged | Outcome::Queued | Outcome::QueuedInstead(_)) {
                 self.counts.add(outcome, message.payload.len());
-                if member.subscriber.is_moving() {
+                if member.subscriber.is_moving() || member.subscriber.is_latest(RESTORED_EPOCH) {
                     member.subscriber.lock().leave_behind(group.id, self.variants.stored(message));
                 }
                 return Ok(());

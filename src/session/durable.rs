@@ -1,16 +1,18 @@
 //! What makes a session durable: the journal in which it writes down what happens to it, and how it is made anew from what was written.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::change::{Change, Entry, Head, Order, Stage};
 use super::journal::{Awaited, Journal, Reach, Ticket, Writes};
-use super::message::Will;
+use super::message::{StoredMessage, Will};
 use super::moved::Source;
 use super::outbound::{OutboundLimits, Queued};
 use super::subscriber::{SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 use crate::auth::Access;
 use crate::codec::{PacketId, QoS};
+use crate::ids::ShareId;
 use crate::limits::SUBSCRIPTION_OVERHEAD_BYTES;
 
 /// What is to be safe before the client of a durable session sees something of QoS 2.
@@ -44,6 +46,8 @@ pub(super) struct Durable {
     pub(super) owner: Arc<str>,
     /// How many messages were placed.
     pub(super) placed: Order,
+    /// See [`State::leave_behind`].
+    pub(super) given_by_groups: VecDeque<(ShareId, Arc<StoredMessage>)>,
     /// It has a replica, or is about to: whence its messages are is written down.
     pub(super) is_followed: bool,
     /// Its client does not see what the replica does not know of.
@@ -62,6 +66,7 @@ impl Durable {
             claim: 0,
             owner: Arc::default(),
             placed: 0,
+            given_by_groups: VecDeque::new(),
             is_followed: false,
             is_guarded: false,
             open: Vec::new(),

@@ -271,11 +271,26 @@ impl State {
         self.subscriptions = head.subscriptions.iter().cloned().collect();
     }
 
-    /// A share group has given it a message.
+    /// A share group has given it a message. That matters while it leaves, and of one that was read from the disk until its client has come: it may be another
+    /// broker's by then, which does not know of the message.
     pub(crate) fn leave_behind(&mut self, share: ShareId, message: Arc<StoredMessage>) {
         if let Some(Moving::Leaving { left_behind }) = &mut self.moving {
             left_behind.push((share, message));
+        } else if self.epoch == RESTORED_EPOCH
+            && self.moving.is_none()
+            && let Some(durable) = &mut self.durable
+        {
+            durable.given_by_groups.push_back((share, message));
+            // What was dropped for it is not given to anybody again.
+            while durable.given_by_groups.len() > self.outbound.owed().0 {
+                durable.given_by_groups.pop_front();
+            }
         }
+    }
+
+    /// What share groups have given to a session whose client has not come, for others now that it is over here.
+    pub(crate) fn take_given_by_groups(&mut self) -> Vec<(ShareId, Arc<StoredMessage>)> {
+        self.durable.as_mut().map(|durable| std::mem::take(&mut durable.given_by_groups).into()).unwrap_or_default()
     }
 
     pub(super) fn take_in(

@@ -830,6 +830,7 @@ impl State {
         connack: &[u8],
     ) -> u64 {
         self.epoch += 1;
+        drop(self.take_given_by_groups());
         self.is_unread = false;
         self.connected = Some(connected);
         self.expiry = expiry;

@@ -147,7 +147,7 @@ impl Machine {
         if state.ended || state.expiry == SessionExpiry::WithConnection {
             drop(state);
             // It ends with its connection, and that ends now: nothing of it can go on elsewhere.
-            router.yield_session(turn.batch, client_id, (stamp, to), false, now);
+            turn.yield_session(client_id, (stamp, to), false);
             return Err(Why::NotHere);
         }
         if (state.claimed, turn.own) > (stamp, to) {
@@ -272,6 +272,7 @@ impl Machine {
             let Some(Moving::Leaving { left_behind }) = &mut state.moving else { return None };
             // What share groups give it from now on does not go along.
             left_behind.clear();
+            drop(state.take_given_by_groups());
             let last = router.journal.as_ref().map_or(0, |journal| journal.last());
             (!state.ended).then(|| (MovedContent::of(&state), mesh.delivered(), last))
         };
@@ -312,9 +313,13 @@ impl Machine {
             let is_older = |subscriber: &Subscriber| (subscriber.lock().claimed, turn.own) < (stamp, to);
             let here = turn.router.registry.get(&client_id).map(|held| Arc::clone(&held));
             if let Some(subscriber) = here.filter(|subscriber| is_older(subscriber) && !subscriber.is_moving()) {
-                subscriber.leave(&mut subscriber.lock(), stamp, turn.now);
+                let mut state = subscriber.lock();
+                let left_behind = state.take_given_by_groups();
+                subscriber.leave(&mut state, stamp, turn.now);
+                drop(state);
                 turn.router.subscriptions_changed(0);
                 self.end_copy(turn, &client_id, &subscriber, (to, id));
+                turn.share_anew(left_behind);
             }
         }
         // It is told once that is safe.
@@ -411,7 +416,7 @@ impl Machine {
         turn.write(line.peer, line.id, &Word::No(Why::Cancelled));
         // A claim that was heard meanwhile waited for the end of the move.
         if let Some(newest) = turn.router.newest_claim(client_id, turn.now) {
-            turn.router.yield_session(turn.batch, client_id, newest, false, turn.now);
+            turn.yield_session(client_id, newest, false);
         }
         waiting.into_iter().for_each(|request| self.serve(turn, request));
     }

@@ -279,6 +279,14 @@ impl Turn<'_> {
         }
     }
 
+    /// Ends the client's session here unless its claim is newer than `theirs`. Whether it did. See [`Router::yield_session`].
+    fn yield_session(&mut self, client_id: &Arc<str>, theirs: Claimed, is_given: bool) -> bool {
+        let left_behind = self.router.yield_session(self.batch, client_id, theirs, is_given, self.now);
+        let is_over = left_behind.is_some();
+        self.share_anew(left_behind.unwrap_or_default());
+        is_over
+    }
+
     /// How long ago that was.
     pub(super) fn since(&self, at: Instant) -> Duration {
         self.now.saturating_duration_since(at)
@@ -599,7 +607,7 @@ impl Machine {
         let (router, client_id) = (turn.router, Arc::clone(&request.client_id));
         let newest = router.newest_claim(&client_id, turn.now).filter(|_| !request.clean_start);
         if let Some(newest) = newest {
-            router.yield_session(turn.batch, &client_id, newest, false, turn.now);
+            turn.yield_session(&client_id, newest, false);
         }
         let is_here = router.registry.contains_key(&client_id);
         let peer = newest.map(|(_, peer)| peer).or_else(|| router.handover.went_to(&client_id));
@@ -661,7 +669,7 @@ impl Machine {
             self.stop_coming(turn, client_id, Verdict::Refused);
         }
         let is_given = self.leaving.get(client_id).is_some_and(Leaving::is_given);
-        if turn.router.yield_session(turn.batch, client_id, theirs, is_given, turn.now) {
+        if turn.yield_session(client_id, theirs, is_given) {
             self.forget_leaving(turn, client_id);
         }
     }

@@ -35,6 +35,7 @@ const AMPLE: Plan = Plan {
     ring_age: Duration::from_secs(600),
     lane_rate: 100_000_000,
     credit: 1 << 20,
+    stalls: false,
     founded: false,
     acts: 250,
     faults: 14,
@@ -152,6 +153,8 @@ const ALL_HAVE_DISKS: (Plan, Check) = (AMPLE, is_kept);
 const SOME_HAVE_NONE: (Plan, Check) = (Plan { disks_of_ten: 5, ..AMPLE }, is_kept);
 const DISKS_ARE_LOST: (Plan, Check) = (Plan { loses_disks: true, ..AMPLE }, is_kept);
 const DISKS_ARE_SLOW: (Plan, Check) = (Plan { slow_disks: true, ..AMPLE }, is_kept);
+/// What takes longer on its way than a broker is away is as old as that when it comes.
+const LANES_STAND: (Plan, Check) = (Plan { stalls: true, faults: 20, ..AMPLE }, is_kept);
 /// Interest that is wrong costs a question, and never a message of QoS 1 or 2.
 const A_COIN: (Plan, Check) = (Plan { coin: true, disks_of_ten: 7, ..AMPLE }, is_kept_above_qos0);
 /// Rings that hold little: publishers wait, and nothing goes.
@@ -193,6 +196,11 @@ fn disks_are_slow_and_fail() {
 }
 
 #[test]
+fn what_is_longer_on_its_way_than_its_receiver_was_away_comes_once() {
+    runs(12, LANES_STAND);
+}
+
+#[test]
 fn ports_are_told_what_a_coin_says() {
     runs(12, A_COIN);
 }
@@ -226,9 +234,14 @@ fn a_group_that_was_not_known_gets_what_was_published_also_if_it_has_come_here_s
 }
 
 #[test]
-#[ignore = "one run in a hundred or so loses a message of QoS 2: SEED=253754894925392, whose cause is not found"]
 fn members_of_share_groups_go_elsewhere() {
     runs(12, SHARED_WANDERING);
+}
+
+/// This lost a message in one run of ten: a broker that was killed when sessions had gone from it gave it to the copy that it read from its disk.
+#[test]
+fn what_a_group_gives_to_a_session_that_has_gone_goes_to_another_member() {
+    run_all([253_754_894_925_392; 30], SHARED_WANDERING);
 }
 
 #[test]
@@ -253,6 +266,7 @@ fn many_seeds() {
         SOME_HAVE_NONE,
         DISKS_ARE_LOST,
         DISKS_ARE_SLOW,
+        LANES_STAND,
         A_COIN,
         LINKS_ARE_SLOW,
         RINGS_ARE_SMALL,

@@ -100,7 +100,8 @@ impl World {
             Stream::Lane(lane, bytes) => (*lane, bytes.len() as u64),
         };
         let slow = if self.rng.random_bool(0.05) { 40_000 } else { 0 };
-        let delay = Duration::from_micros(self.rng.random_range(100..3_000 + slow));
+        let stands = if self.plan.stalls && bytes > 0 && self.rng.random_bool(0.01) { 4_000_000 } else { 0 };
+        let delay = Duration::from_micros(self.rng.random_range(100..3_000 + slow + stands));
         let takes = Duration::from_micros(bytes * 1_000_000 / self.plan.lane_rate);
         let last = self.links[link].arrivals.entry((end, lane)).or_insert(self.now);
         *last = (self.now + delay).max(*last) + takes;

@@ -85,6 +85,8 @@ pub(super) struct Plan {
     pub(super) lane_rate: u64,
     /// Bytes of a lane that may be on their way.
     pub(super) credit: usize,
+    /// What lanes carry stands still now and then, for longer than a crash lasts.
+    pub(super) stalls: bool,
     /// The clients begin when nobody is new to the mesh any more.
     pub(super) founded: bool,
     /// Actions of clients.
@@ -555,6 +557,7 @@ impl World {
     /// Everybody is up, and so are all links.
     pub(super) fn heal(&mut self) {
         self.fault_at = self.now;
+        self.plan.stalls = false;
         for broker in 0..self.brokers.len() {
             self.is_failing[broker] = false;
             self.start(broker);
