@@ -1,5 +1,7 @@
 //! However a client's packets come, one by one or many with one read, others are sent the same.
 
+#![expect(clippy::print_stdout, reason = "a failure is found again by its seed")]
+
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;

@@ -12,7 +12,6 @@ type Map = HashMap<Box<str>, SubscriptionOptions, ahash::RandomState>;
 
 /// See the module's page.
 #[derive(Debug, Default)]
-#[expect(clippy::box_collection, reason = "each session would have room for the map's head")]
 pub struct Filters(Option<Box<Map>>);
 
 impl Deref for Filters {
