@@ -42,7 +42,7 @@ pub struct Run {
 struct Whole {
     /// How many messages, from the first on.
     messages: usize,
-    /// In which place of [`Run::packets`] they belong.
+    /// In which place of a run's `packets` they belong.
     place: usize,
     /// The largest of them, bytes.
     largest_bytes: usize,
@@ -91,7 +91,7 @@ pub(super) enum Encoded<'a> {
     Shared(Bytes),
 }
 
-/// In which place of [`Run::packets`] the packets of this version are.
+/// In which place of a run's `packets` the packets of this version are.
 fn place(version: ProtocolVersion) -> usize {
     usize::from(version == ProtocolVersion::V5)
 }
