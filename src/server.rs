@@ -862,6 +862,9 @@ async fn run_timer(router: Arc<Router>) {
         }
         router.expire(&mut batch, now);
         router.finish(&mut batch, now);
+        if router.watch_replicas(now) {
+            tracing::error!("what moves sessions stands still: replicas are not waited for");
+        }
         sleep_until_due(&router, now + SWEEP_INTERVAL).await;
     }
 }

@@ -39,7 +39,7 @@ impl Router {
     pub fn restore_session(&self, restored: RestoredSession, now: Instant) {
         let Some(journal) = &self.journal else { return };
         let left_at = restored.head.left_at.unwrap_or(now);
-        let subscriber = Arc::new(restored.into_subscriber(self.limits.outbound, journal));
+        let subscriber = Arc::new(restored.into_subscriber(self.limits.outbound, journal, now));
         let mut state = subscriber.lock();
         let (expiry, claimed) = (state.expiry, state.claimed);
         let delay = state.will.as_ref().map(|will| will.delay);

@@ -44,6 +44,8 @@ pub(super) struct Durable {
     pub(super) claim: u64,
     /// See [`Head::owner`].
     pub(super) owner: Arc<str>,
+    /// When the client's last connection ended, where it has none.
+    pub(super) left_at: Option<Instant>,
     /// How many messages were placed.
     pub(super) placed: Order,
     /// See [`State::leave_behind`].
@@ -65,6 +67,7 @@ impl Durable {
             client_id,
             claim: 0,
             owner: Arc::default(),
+            left_at: None,
             placed: 0,
             given_by_groups: VecDeque::new(),
             is_followed: false,
@@ -152,19 +155,22 @@ impl Durable {
     }
 
     /// A connection has begun. The will goes with the batch, in which an older one may be published.
-    pub(super) fn connected(&self, writes: &mut Writes, expiry: SessionExpiry, epoch: u64, will: Option<&Will>) {
-        writes.wait_for(self.journal.push(Change::Session(self.session, self.head(expiry, None))));
+    pub(super) fn connected(&mut self, writes: &mut Writes, expiry: SessionExpiry, epoch: u64, will: Option<&Will>) {
+        self.left_at = None;
+        writes.wait_for(self.journal.push(Change::Session(self.session, self.head(expiry))));
         if let Some(will) = will {
             writes.push(Change::Will(self.session, epoch, Arc::new(will.clone())));
         }
     }
 
-    pub(super) fn left(&self, expiry: SessionExpiry, now: Instant) {
-        self.journal.push(Change::Session(self.session, self.head(expiry, Some(now))));
+    pub(super) fn left(&mut self, expiry: SessionExpiry, now: Instant) {
+        self.left_at = Some(now);
+        self.journal.push(Change::Session(self.session, self.head(expiry)));
     }
 
-    fn head(&self, expiry: SessionExpiry, left_at: Option<Instant>) -> Head {
-        Head { client_id: Arc::clone(&self.client_id), owner: Arc::clone(&self.owner), expiry, left_at, claim: self.claim }
+    fn head(&self, expiry: SessionExpiry) -> Head {
+        let (client_id, owner) = (Arc::clone(&self.client_id), Arc::clone(&self.owner));
+        Head { client_id, owner, expiry, left_at: self.left_at, claim: self.claim }
     }
 }
 
@@ -203,8 +209,8 @@ pub(super) fn suppose_sent<'a>(entries: impl Iterator<Item = &'a mut Entry>, inf
 pub(crate) const RESTORED_EPOCH: u64 = 1;
 
 impl RestoredSession {
-    /// The session, away.
-    pub(crate) fn into_subscriber(self, limits: OutboundLimits, journal: &Arc<Journal>) -> Subscriber {
+    /// The session, away; if its client was connected, since `now`.
+    pub(crate) fn into_subscriber(self, limits: OutboundLimits, journal: &Arc<Journal>, now: Instant) -> Subscriber {
         let Self { session, head, subscriptions, mut entries, received, will } = self;
         if head.left_at.is_none() {
             suppose_sent(entries.iter_mut().map(|(_, entry)| entry), limits.inflight_max);
@@ -218,7 +224,7 @@ impl RestoredSession {
         (*epoch, *expiry, *claimed) = (RESTORED_EPOCH, head.expiry, head.claim);
         *is_cut_off = head.left_at.is_none();
         if let Some(durable) = durable {
-            (durable.owner, durable.claim) = (head.owner, head.claim);
+            (durable.owner, durable.claim, durable.left_at) = (head.owner, head.claim, head.left_at.or(Some(now)));
             durable.placed = entries.last().map_or(0, |(order, _)| *order);
         }
         entries.into_iter().for_each(|(order, entry)| outbound.restore(order, entry));

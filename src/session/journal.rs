@@ -392,7 +392,7 @@ impl Journal {
             Reach::Known => &self.state.known,
             Reach::Held => &self.state.held,
         };
-        if self.tap.is_open() { committed.min(at_replica.load(Ordering::Acquire)) } else { committed }
+        if self.tap.is_awaited() { committed.min(at_replica.load(Ordering::Acquire)) } else { committed }
     }
 
     /// Whether what is waited for has come.
@@ -411,6 +411,23 @@ impl Journal {
     pub fn close_tap(&self) {
         self.tap.set_open(false, || {});
         self.wake();
+    }
+
+    /// Nobody waits for the replica until it is [resumed](Self::resume_tap), which is told of everything all the same.
+    pub fn pause_tap(&self) {
+        self.tap.set_awaited(false);
+        self.wake();
+    }
+
+    /// What waits for the replica waits again.
+    pub fn resume_tap(&self) {
+        self.tap.set_awaited(true);
+    }
+
+    /// Whether there is a replica for which somebody may wait.
+    #[must_use]
+    pub fn is_replica_awaited(&self) -> bool {
+        self.tap.is_awaited()
     }
 
     /// What has become safe and is to be told.

@@ -40,7 +40,7 @@ pub use outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
 pub(crate) use rivalry::Rivalry;
 pub use run::Run;
-pub(crate) use shadow::{Copy, News, Shadow};
+pub(crate) use shadow::{Copy, Emerging, News, Shadow};
 pub(crate) use subscriber::Parting;
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use tap::Heard;

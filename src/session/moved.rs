@@ -299,7 +299,7 @@ impl State {
         entries: impl Iterator<Item = Entry>,
         received: &[PacketId],
         journal: Option<&Arc<Journal>>,
-        now: Instant,
+        left_at: Instant,
     ) -> u64 {
         let (mut writes, mut placed, id) = (Writes::default(), 0, subscriber.id);
         let owner = subscriber.access().map(|access| access.owner()).unwrap_or_default();
@@ -307,7 +307,7 @@ impl State {
             client_id: Arc::clone(&subscriber.client_id),
             owner: Arc::clone(&owner),
             expiry: self.expiry,
-            left_at: Some(now),
+            left_at: Some(left_at),
             claim: self.claimed,
         };
         writes.push(Change::Session(id, head()));
@@ -338,6 +338,7 @@ impl State {
         let Some(journal) = journal else { return 0 };
         let mut durable = Durable::new(id, Arc::clone(&subscriber.client_id), Arc::clone(journal));
         (durable.owner, durable.claim, durable.placed) = (owner, self.claimed, placed);
+        durable.left_at = Some(left_at);
         self.durable = Some(Box::new(durable));
         // Under the session's lock, and as a whole: whatever is said of it later comes behind.
         journal.append(&mut writes);

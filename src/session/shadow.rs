@@ -429,7 +429,23 @@ impl Shadow {
     }
 }
 
+/// What is known of a session that goes on from its replica, beside what is in that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Emerging {
+    pub(crate) expiry: SessionExpiry,
+    /// Its client was connected when its broker was lost.
+    pub(crate) was_connected: bool,
+    /// From then on it expires.
+    pub(crate) left_at: Instant,
+    pub(crate) claim: u64,
+}
+
 impl State {
+    /// When the client of a durable session left.
+    pub(crate) fn left_at(&self) -> Option<Instant> {
+        self.durable.as_ref().and_then(|durable| durable.left_at)
+    }
+
     /// The replica that this is.
     pub(crate) fn shadow(&mut self) -> Option<&mut Shadow> {
         if let Some(Moving::Shadow(shadow)) = &mut self.moving { Some(shadow) } else { None }
@@ -467,15 +483,10 @@ impl Subscriber {
         self.set_owed();
     }
 
-    /// The replica takes the session's place: from now on it is a session like others, away, claimed with `stamp`. Gives the change with which it is safe, where it is to be; the
+    /// The replica takes the session's place: from now on it is a session like others, away. Gives the change with which it is safe, where it is to be; the
     /// journal is to be kicked afterwards.
-    pub(crate) fn emerge(
-        &self,
-        (expiry, was_connected): (SessionExpiry, bool),
-        stamp: u64,
-        journal: Option<&Arc<Journal>>,
-        now: Instant,
-    ) -> Option<u64> {
+    pub(crate) fn emerge(&self, emerging: Emerging, journal: Option<&Arc<Journal>>) -> Option<u64> {
+        let Emerging { expiry, was_connected, left_at, claim } = emerging;
         let mut state = self.lock();
         let shadow = match state.moving.take() {
             Some(Moving::Shadow(shadow)) => shadow,
@@ -484,9 +495,9 @@ impl Subscriber {
                 return None;
             }
         };
-        (state.expiry, state.claimed) = (expiry, stamp);
+        (state.expiry, state.claimed) = (expiry, claim);
         let MovedContent { entries, received } = shadow.into_content(was_connected, state.outbound.limits().inflight_max);
-        let number = state.take_in(self, entries.into_iter(), &received, journal, now);
+        let number = state.take_in(self, entries.into_iter(), &received, journal, left_at);
         self.set_moving(false);
         Some(number)
     }

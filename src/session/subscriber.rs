@@ -840,9 +840,10 @@ impl State {
         self.outbox.tail().extend_from_slice(connack);
         self.outbound.resume();
         self.inbound.resume();
-        match &self.durable {
+        let is_kept = self.is_kept();
+        match &mut self.durable {
             // From now on it ends with its connection.
-            Some(durable) if !self.is_kept() => {
+            Some(durable) if !is_kept => {
                 writes.push(Change::Ended(durable.session));
                 self.durable = None;
             }
@@ -863,7 +864,7 @@ impl State {
         // What a kept session was promised is part of it (MQTT 5.0 section 4.1).
         if !self.is_kept() {
             self.retained = RetainedBacklog::default();
-        } else if let Some(durable) = &self.durable {
+        } else if let Some(durable) = &mut self.durable {
             durable.left(self.expiry, now);
         }
     }

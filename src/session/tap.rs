@@ -24,6 +24,8 @@ const CHANGES_MAX: usize = 1 << 18;
 #[derive(Debug, Default)]
 pub(super) struct Tap {
     is_open: AtomicBool,
+    /// It is waited for what the replica says.
+    is_awaited: AtomicBool,
     inner: Mutex<Tapped>,
     waker: AtomicWaker,
 }
@@ -64,6 +66,17 @@ impl Tap {
         *inner = Tapped { is_idle: true, ..Tapped::default() };
         and();
         self.is_open.store(is_open, Ordering::Release);
+        self.is_awaited.store(is_open, Ordering::Release);
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Acquire)
+    }
+
+    /// Has no effect while it is closed.
+    pub(super) fn set_awaited(&self, is_awaited: bool) {
+        let _inner = self.inner.lock();
+        self.is_awaited.store(is_awaited && self.is_open(), Ordering::Release);
     }
 
     /// The store has taken these.

@@ -49,8 +49,8 @@ pub(super) struct Coming {
     is_large: bool,
     /// What is in it, bytes.
     owed: usize,
-    /// Who has the session's replica was asked.
-    asked_replica: bool,
+    /// Of this broker, which could not be reached, the one with its replicas was asked.
+    lost: Option<BrokerId>,
 }
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Coming {
             since,
             is_large: false,
             owed: 0,
-            asked_replica: false,
+            lost: None,
         }
     }
 
@@ -425,6 +425,8 @@ impl Machine {
         if why == Why::Wait || coming.waits_for_us() {
             return;
         }
+        // The broker that has the session is back, and has taken its replica back, or is about to.
+        let returned = coming.lost.filter(|lost| is_head && *lost != line.0 && turn.post.lost_since(*lost).is_none());
         // By what the other claims it is there, but this broker knows better.
         let went_to = turn.router.handover.went_to(&client_id).filter(|to| is_head && may_follow && ![own, line.0].contains(to));
         match why {
@@ -435,8 +437,8 @@ impl Machine {
                 let Some(coming) = self.coming.get(&client_id) else { return };
                 turn.write(line.0, line.1, &Word::Ask { stamp: coming.stamp, client_id: &client_id });
             }
-            Why::NotHere if went_to.is_some() => {
-                let (Some(coming), Some(other)) = (self.coming.get_mut(&client_id), went_to) else { return };
+            Why::NotHere if returned.or(went_to).is_some() => {
+                let (Some(coming), Some(other)) = (self.coming.get_mut(&client_id), returned.or(went_to)) else { return };
                 coming.follow(turn, &client_id, other);
             }
             Why::NotHere if is_head => self.stop_coming(turn, &client_id, Verdict::Proceed),
@@ -535,9 +537,15 @@ impl Machine {
     /// The broker that has the session cannot be reached: perhaps there is a replica. If not, the session begins anew.
     fn ask_replica(&mut self, turn: &mut Turn<'_>, client_id: Arc<str>) -> Option<(Arc<str>, Verdict)> {
         let coming = self.coming.get_mut(&client_id)?;
-        let replica = turn.router.claims.replica_of(coming.line.peer).filter(|_| !coming.asked_replica);
-        let Some(replica) = replica else { return Some((client_id, Verdict::Proceed)) };
-        coming.asked_replica = true;
+        let peer = coming.line.peer;
+        match coming.lost {
+            // The one with its replicas has said that it can be reached.
+            Some(lost) if lost == peer => return Some((client_id, Verdict::Refused)),
+            Some(_) => return Some((client_id, Verdict::Proceed)),
+            None => {}
+        }
+        let Some(replica) = turn.router.claims.replica_of(peer) else { return Some((client_id, Verdict::Proceed)) };
+        coming.lost = Some(peer);
         if replica != turn.own {
             coming.end_draft(turn);
             coming.follow(turn, &client_id, replica);
@@ -547,7 +555,8 @@ impl Machine {
             Promotion::Done => {}
             // It comes once more, with a later claim.
             Promotion::Newer(_) => return Some((client_id, Verdict::Refused)),
-            Promotion::Wait | Promotion::NotHere => return Some((client_id, Verdict::Proceed)),
+            Promotion::Wait | Promotion::Reached(_) => return Some((client_id, Verdict::Refused)),
+            Promotion::NotHere => return Some((client_id, Verdict::Proceed)),
         }
         let mut coming = self.coming.remove(&client_id)?;
         coming.end_draft(turn);

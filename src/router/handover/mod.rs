@@ -43,7 +43,7 @@ mod tests;
 mod word;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -169,6 +169,8 @@ pub(super) struct Handover {
     pub(super) news: Arc<News>,
     /// Sessions have replicas elsewhere.
     replicates: AtomicBool,
+    /// When the machine turned last, by the router's clock, ms.
+    turned_ms: AtomicU64,
     machine: Mutex<Machine>,
 }
 
@@ -393,6 +395,7 @@ impl Router {
         let (Some(mesh), Some(post), Some(registers)) = (self.mesh(), self.post.get(), self.registers()) else {
             return LOOK_INTERVAL_IDLE;
         };
+        self.handover.turned_ms.store(self.millis(now), Ordering::Relaxed);
         let mut guard = self.handover.machine.lock();
         let machine = &mut *guard;
         let mut turn = Turn { router: self, mesh, post, own: registers.own_id(), batch, now };
@@ -428,6 +431,17 @@ impl Router {
     pub fn replicate_sessions(&self) {
         self.handover.replicates.store(true, Ordering::Release);
         self.handover.waker.wake();
+    }
+
+    /// For another task than that which calls [`drive_moves`](Self::drive_moves): if that stands still, or has ended, nobody waits for replicas any more. Says whether it is so.
+    pub fn watch_replicas(&self, now: Instant) -> bool {
+        let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_replica_awaited()) else { return false };
+        let turned_ms = self.handover.turned_ms.load(Ordering::Relaxed);
+        let is_still = u128::from(self.millis(now).saturating_sub(turned_ms)) >= replica::SILENCE_MAX.as_millis();
+        if is_still {
+            journal.pause_tap();
+        }
+        is_still
     }
 
     /// Whether sessions have replicas, or are to have them.

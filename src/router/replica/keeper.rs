@@ -11,23 +11,25 @@ use super::{Head, Promoted, REPEAT, decode_copy, decode_entry, decode_head};
 use crate::auth::Access;
 use crate::frame::{FrameError, Reader};
 use crate::ids::{BrokerId, MessageId, OriginLane};
-use crate::limits::{HANDOVER_BYTES_MAX, SESSIONS_MAX};
+use crate::limits::{HANDOVER_BYTES_MAX, REPLICA_WINDOW_BYTES, SESSIONS_MAX};
 use crate::pressure::Level;
 use crate::replication::{Covers, Replication};
 use crate::router::Router;
 use crate::router::claims::Claimed;
 use crate::router::deadlines::Due;
 use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn, Waiting, read_covers};
-use crate::session::{MovedHead, Order, RESTORED_EPOCH, SessionExpiry, Shadow, Subscriber, SubscriptionOptions};
+use crate::session::{Emerging, MovedHead, Order, RESTORED_EPOCH, SessionExpiry, Shadow, Subscriber, SubscriptionOptions};
 use crate::topic;
 
 /// Covers in one letter.
 const CUT_COVERS: usize = 1_000;
 /// A broker that can be reached says something in this time, or has no replicas here any more.
 const SILENCE_OWNER: Duration = Duration::from_secs(10);
-/// A message without which others' clients wait is waited for so long: then its replica is over, and nobody waits for it. Less than [`SILENCE_MAX`](super::SILENCE_MAX), after which
+/// A message without which others' clients wait is waited for so long while their broker goes on asking: then its replica is over, and nobody waits for it. Less than [`SILENCE_MAX`](super::SILENCE_MAX), after which
 /// all of them would be.
 const MISSING_MAX: Duration = Duration::from_secs(1);
+/// What a letter that came before its turn takes beside its content, bytes.
+const EARLY_OVERHEAD_BYTES: usize = 64;
 /// Replicas that are looked through at a time.
 const SWEEP_MAX: usize = 4_096;
 /// A broker to which there is no way for so long cannot be reached.
@@ -38,8 +40,10 @@ const LOST_LEAST: Duration = Duration::from_secs(1);
 pub(in crate::router) enum Promotion {
     /// There is none, or it is not whole.
     NotHere,
-    /// Not yet: its broker can be reached.
+    /// Not yet: its broker may be reached in a moment.
     Wait,
+    /// That broker has it, and can be reached.
+    Reached(BrokerId),
     /// The client has come to its broker later than to the one that asks: it was claimed then.
     Newer(u64),
     /// It is a session of this broker.
@@ -73,6 +77,9 @@ struct Keeper {
     stream: u64,
     known: u64,
     held: u64,
+    /// Letters that came before their turn, by their numbers.
+    early: BTreeMap<u64, Vec<u8>>,
+    early_bytes: usize,
     must_answer: bool,
     heard_at: Instant,
     /// What is to go before the bytes of the next item.
@@ -147,6 +154,12 @@ enum RoundStage {
 }
 
 impl Kept {
+    /// Whether the session has expired by now, whose broker was `lost` then: with it the client's connection.
+    fn is_over(&self, lost: Instant, now: Instant) -> bool {
+        let left_at = self.left_at.unwrap_or(lost);
+        matches!(self.head.expiry, SessionExpiry::After(rest) if now.saturating_duration_since(left_at) >= rest)
+    }
+
     /// What it wants by itself: of share groups a replica is no member.
     fn filters(&self) -> impl Iterator<Item = &(Box<str>, SubscriptionOptions)> {
         self.head.subscriptions.iter().filter(|(text, _)| !topic::is_shared(text))
@@ -203,16 +216,21 @@ impl Keepers {
             self.of.insert(from, Keeper::new(stream, turn.now));
         }
         let Some(keeper) = self.of.get_mut(&from) else { return };
-        (keeper.heard_at, keeper.must_answer) = (turn.now, true);
+        keeper.heard(turn.now);
         if number != keeper.known + 1 {
-            return;
+            return keeper.keep_early(number, items);
         }
-        if let Err(error) = keeper.read(turn, from, items, &mut self.clients) {
+        let mut read = keeper.take(turn, from, items, &mut self.clients);
+        while read.is_ok()
+            && let Some(items) = keeper.take_early()
+        {
+            read = keeper.take(turn, from, &items, &mut self.clients);
+        }
+        if let Err(error) = read {
             tracing::error!(broker = %from, %error, "what another broker says of its sessions is not understood");
             self.forget(turn, from);
-            return turn.post.send(from, &Letter::Unknown.encode(stream));
+            turn.post.send(from, &Letter::Unknown.encode(stream));
         }
-        keeper.known = number;
     }
 
     /// A stream is over.
@@ -268,10 +286,7 @@ impl Keepers {
         let mut over = Vec::new();
         for (broker, keeper) in &self.of {
             let Some(lost) = turn.post.lost_since(*broker).filter(|_| keeper.swept_at == turn.now) else { continue };
-            let is_over = |kept: &Kept| {
-                let left_at = kept.left_at.unwrap_or(lost);
-                matches!(kept.head.expiry, SessionExpiry::After(rest) if turn.since(left_at) >= rest)
-            };
+            let is_over = |kept: &Kept| kept.is_over(lost, turn.now);
             over.extend(keeper.kept.iter().filter(|(_, kept)| is_over(kept)).map(|(session, _)| (*broker, *session)));
         }
         over.into_iter().for_each(|replica| self.forget_one(turn, replica));
@@ -282,7 +297,11 @@ impl Keepers {
         let Some((of, session, _)) = self.clients.get(client_id).copied() else { return Promotion::NotHere };
         let Some(keeper) = self.of.get_mut(&of) else { return Promotion::NotHere };
         let (router, now) = (turn.router, turn.now);
-        let Some(lost) = turn.post.lost_since(of).filter(|since| turn.since(*since) >= LOST_LEAST) else { return Promotion::Wait };
+        let lost = match turn.post.lost_since(of) {
+            None => return Promotion::Reached(of),
+            Some(since) if turn.since(since) < LOST_LEAST => return Promotion::Wait,
+            Some(since) => since,
+        };
         // By its last word its replicas are elsewhere: what is here may be old.
         if router.claims.replica_of(of) != Some(turn.own) {
             return Promotion::NotHere;
@@ -298,16 +317,18 @@ impl Keepers {
             return Promotion::Newer(claimed);
         }
         kept.trim(&keeper.dealt);
-        if !kept.is_guarded || kept.with(|shadow| shadow.is_whole()) != Some(true) {
+        if kept.is_over(lost, now) || !kept.is_guarded || kept.with(|shadow| shadow.is_whole()) != Some(true) {
             return Promotion::NotHere;
         }
         let stamp = if is_here { stamp } else { (stamp - 1).max(claimed + 1) };
         let subscriber = Arc::clone(&kept.subscriber);
+        let (expiry, left_at) = (kept.head.expiry, kept.left_at.unwrap_or(lost));
         // In one moment: nothing is half delivered, nor half on the way to the disk.
         let emerge = |router: &Router, _: &Replication| {
             let Slot::Vacant(vacant) = router.registry.entry(Arc::clone(client_id)) else { return None };
             subscriber.lock().subscribe_as(&kept.head);
-            let number = subscriber.emerge((kept.head.expiry, kept.left_at.is_none()), stamp, router.journal.as_ref(), now)?;
+            let emerged = Emerging { expiry: kept.head.expiry, was_connected: kept.left_at.is_none(), left_at, claim: stamp };
+            let number = subscriber.emerge(emerged, router.journal.as_ref())?;
             let shared: Vec<_> = kept.head.subscriptions.iter().filter(|(text, _)| topic::is_shared(text)).collect();
             let mut state = subscriber.lock();
             shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
@@ -317,7 +338,6 @@ impl Keepers {
             Some(number)
         };
         let Some(number) = turn.quietly(emerge) else { return Promotion::NotHere };
-        let (expiry, left_at) = (kept.head.expiry, kept.left_at.unwrap_or(lost));
         keeper.kept.remove(&session);
         self.clients.remove(client_id);
         if let Some(journal) = &router.journal {
@@ -354,6 +374,8 @@ impl Keeper {
             stream,
             known: 0,
             held: 0,
+            early: BTreeMap::new(),
+            early_bytes: 0,
             must_answer: false,
             heard_at: now,
             parts: Vec::new(),
@@ -368,7 +390,38 @@ impl Keeper {
         }
     }
 
-    /// Takes in one letter.
+    /// It says something.
+    fn heard(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.heard_at) >= MISSING_MAX {
+            // There was no way between the two, so the messages could not come.
+            self.waiting.iter_mut().for_each(|missing| missing.since = now);
+        }
+        (self.heard_at, self.must_answer) = (now, true);
+    }
+
+    /// A letter that is not the next: it need not be sent again, if there is room for it and it is none of those that are known.
+    fn keep_early(&mut self, number: u64, items: &[u8]) {
+        let bytes = self.early_bytes + early_bytes(items);
+        if number > self.known && bytes <= REPLICA_WINDOW_BYTES && !self.early.contains_key(&number) {
+            self.early.insert(number, items.to_vec());
+            self.early_bytes = bytes;
+        }
+    }
+
+    /// The next letter, if it has come.
+    fn take_early(&mut self) -> Option<Vec<u8>> {
+        let items = self.early.remove(&(self.known + 1))?;
+        self.early_bytes -= early_bytes(&items);
+        Some(items)
+    }
+
+    /// Takes in the next letter.
+    fn take(&mut self, turn: &mut Turn<'_>, from: BrokerId, items: &[u8], clients: &mut Clients) -> Result<(), FrameError> {
+        self.read(turn, from, items, clients)?;
+        self.known += 1;
+        Ok(())
+    }
+
     fn read(&mut self, turn: &mut Turn<'_>, from: BrokerId, items: &[u8], clients: &mut Clients) -> Result<(), FrameError> {
         let (mut reader, mut lane, letter) = (Reader::new(items), None, self.known + 1);
         let mut lost = BTreeSet::new();
@@ -451,10 +504,10 @@ impl Keeper {
                         kept.with(|shadow| shadow.complete(id));
                     }
                 }
-                Item::Session { session, claim, expiry, is_connected } => {
+                Item::Session { session, claim, expiry, left } => {
                     if let Some(kept) = self.kept.get_mut(&session) {
                         (kept.claim, kept.head.expiry) = (claim, expiry);
-                        kept.left_at = (!is_connected).then(|| kept.left_at.unwrap_or(turn.now));
+                        kept.left_at = left.map(|left| ago(turn.now, left));
                         note(turn.router, turn.now, clients, &kept.head.client_id, (from, session, claim));
                     }
                 }
@@ -510,7 +563,8 @@ impl Keeper {
 
     fn answer(&mut self, turn: &Turn<'_>, to: BrokerId) {
         while let Some(Missing { subscriber, order, since, .. }) = self.waiting.front() {
-            let is_late = turn.since(*since) >= MISSING_MAX;
+            // Not by our own clock: whose broker has died in the meantime was not sent it, and his session goes on from here.
+            let is_late = self.heard_at.saturating_duration_since(*since) >= MISSING_MAX;
             let is_over = subscriber.lock().shadow().is_none_or(|shadow| {
                 let has = shadow.has(*order);
                 if !has && is_late {
@@ -620,9 +674,19 @@ impl Round {
     }
 }
 
+/// What it takes in all, or less.
+fn early_bytes(items: &[u8]) -> usize {
+    items.len() + EARLY_OVERHEAD_BYTES
+}
+
+/// The moment so long before `now`, or the first that this machine knows.
+fn ago(now: Instant, time: Duration) -> Instant {
+    now.checked_sub(time).unwrap_or(now)
+}
+
 /// The replica of a session, not subscribed yet. It may be given whatever the session's broker is given: what its client may see is that one's to say.
-fn keep(turn: &Turn<'_>, Head { claim, is_connected, head }: Head) -> Kept {
-    let (router, left_at) = (turn.router, (!is_connected).then_some(turn.now));
+fn keep(turn: &Turn<'_>, Head { claim, left, head }: Head) -> Kept {
+    let (router, left_at) = (turn.router, left.map(|left| ago(turn.now, left)));
     let subscriber =
         Arc::new(Subscriber::new(router.next_subscriber_id(), Arc::clone(&head.client_id), router.limits.outbound, None));
     let access = (!head.owner.is_empty()).then(|| {

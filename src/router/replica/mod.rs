@@ -17,9 +17,11 @@
 //! Copies and heads of sessions go by a budget of their own, in parts: what is told of other sessions goes between these, what is told of one that is being copied behind its copy, and
 //! that something is dealt with when all is copied.
 //!
-//! A replica that lacks a message for which a client waits is over after a second, by itself; so is a round that comes no further, and a session that does not fit. What fails, falls silent for
-//! two seconds, lets anybody wait for one word for so long, whatever else it confirms meanwhile, or does not keep up is given up as a whole: nobody waits for it any more, and another stream
-//! with copies of everything begins, rather at another broker. Subscriptions that change make a new copy of their session.
+//! A replica that lacks a message for which a client waits is over after a second in which its broker goes on asking, by itself; so is a round that comes no further, and a session that does not fit.
+//! Who cannot be reached for a second, or is silent for two, is *paused*: nobody waits for it any more, and it is told everything all the same, until it has caught up. So it is where the task
+//! of this machine stands still, which another looks after ([`Router::watch_replicas`](super::Router::watch_replicas)). What is paused for five seconds, fails, lets anybody wait for one word for two seconds, whatever else
+//! it confirms meanwhile, or does not keep up is given up as a whole: another stream with copies of everything begins, rather at another broker. Subscriptions that change make a new copy of
+//! their session.
 //!
 //! `Deviation:` what a client has published at QoS 2, and its broker had on its disk when it died but had not told the replica, is new when the client repeats it elsewhere; when the
 //! broker is back, its log brings the first copy as well.
@@ -58,7 +60,7 @@ use crate::session::{Copy, Entry, MovedContent, MovedHead, State, Subscriber};
 /// What is not answered is said again after this time.
 const REPEAT: Duration = Duration::from_millis(250);
 /// Nobody waits longer for a replica.
-const SILENCE_MAX: Duration = Duration::from_secs(2);
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// Both sides of one broker.
 #[derive(Debug, Default)]
@@ -127,25 +129,39 @@ pub(super) struct Promoted {
     pub(super) waiting: Vec<Arc<Waiting>>,
 }
 
-/// Who a session is, with its claim and whether its client is connected.
+/// Who a session is, with its claim, and how long ago its client left; none where it is connected.
 struct Head {
     claim: u64,
-    is_connected: bool,
+    left: Option<Duration>,
     head: MovedHead,
 }
 
-fn encode_head(subscriber: &Subscriber, state: &State) -> Vec<u8> {
+fn encode_head(subscriber: &Subscriber, state: &State, left: Option<Duration>) -> Vec<u8> {
     let mut out = Vec::new();
     put_varint(&mut out, state.claimed);
-    out.push(u8::from(state.connected.is_some()));
+    put_varint(&mut out, left_to_number(left));
     MovedHead::of(subscriber, state).encode(&mut out);
     out
 }
 
 fn decode_head(bytes: &[u8]) -> Option<Head> {
     let mut reader = Reader::new(bytes);
-    let (claim, is_connected) = (reader.varint("claim").ok()?, reader.byte("connection").ok()? == 1);
-    Some(Head { claim, is_connected, head: MovedHead::decode(reader.rest()).ok()? })
+    let (claim, left) = (reader.varint("claim").ok()?, reader.varint("time since it left, ms").ok()?);
+    Some(Head { claim, left: number_to_left(left), head: MovedHead::decode(reader.rest()).ok()? })
+}
+
+/// How long ago the session's client left; none where it is connected.
+fn left_of(state: &State, now: Instant) -> Option<Duration> {
+    state.connected.is_none().then(|| state.left_at().map_or(Duration::ZERO, |left_at| now.saturating_duration_since(left_at)))
+}
+
+/// 0: it is connected. Else milliseconds, and one.
+fn left_to_number(left: Option<Duration>) -> u64 {
+    left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX - 1).saturating_add(1))
+}
+
+fn number_to_left(number: u64) -> Option<Duration> {
+    number.checked_sub(1).map(Duration::from_millis)
 }
 
 fn encode_copy(copy: &Copy, now: Instant) -> Vec<u8> {

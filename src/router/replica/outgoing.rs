@@ -172,6 +172,11 @@ impl Outgoing {
         self.known > before
     }
 
+    /// Nothing is on its way.
+    pub(super) fn is_clear(&self) -> bool {
+        self.sent <= self.known
+    }
+
     /// Begins again with the first that is not known.
     pub(super) fn repeat(&mut self) {
         self.sent = self.known;

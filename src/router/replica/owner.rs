@@ -34,6 +34,10 @@ const ROUNDS_FAILED_MAX: u32 = 3;
 const ENTRY_BYTES: usize = 128;
 /// There is no way to the other broker for so long.
 const LOST_MAX: Duration = Duration::from_secs(1);
+/// Who cannot be reached, or does not answer, is not waited for, and is given up after this time.
+const PAUSED_MAX: Duration = Duration::from_secs(5);
+/// It is waited for again when it has all that was told longer ago.
+const CAUGHT_UP: Duration = Duration::from_secs(1);
 /// After a failure nothing is tried for so long, and twice as long after each that follows soon.
 const RETRY_LEAST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(30);
@@ -89,6 +93,8 @@ struct Peer {
     progress_at: Instant,
     asked_at: Instant,
     looked_at: Instant,
+    /// Nobody waits for it since then, for it falls behind; it goes on being told everything.
+    paused_at: Option<Instant>,
 }
 
 /// With this letter all is told up to that change of the journal.
@@ -163,9 +169,9 @@ impl Owner {
         } else if waiting_bytes > 0 && peer.out.is_full(waiting_bytes) {
             peer.fail_round(turn);
         }
+        peer.pause_or_resume(turn, &journal, is_lost);
         match () {
-            () if is_lost => self.give_up(turn, "it cannot be reached"),
-            () if peer.is_silent(turn.now) => self.give_up(turn, "it does not answer"),
+            () if peer.paused_at.is_some_and(|since| turn.since(since) >= PAUSED_MAX) => self.give_up(turn, "it does not answer"),
             () if peer.is_late(&journal, turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
             () if peer.rounds_failed >= ROUNDS_FAILED_MAX => self.give_up(turn, "it does not come as far"),
             () if peer.out.is_full(0) => self.give_up(turn, "it does not keep up"),
@@ -215,6 +221,7 @@ impl Owner {
             progress_at: turn.now,
             asked_at: turn.now,
             looked_at: turn.now,
+            paused_at: None,
         });
         if let Some(registers) = turn.router.registers() {
             registers.own().tell_replica(Some(broker));
@@ -358,6 +365,32 @@ impl Peer {
         now.saturating_duration_since(self.progress_at) >= patience
     }
 
+    /// What was told and is not held yet is no longer on its way than it may be.
+    fn has_caught_up(&self, now: Instant) -> bool {
+        self.marks.front().is_none_or(|mark| now.saturating_duration_since(mark.since) < CAUGHT_UP)
+    }
+
+    /// A link that is lost for a moment, or a broker that stands still, is no reason to copy all sessions anew.
+    fn pause_or_resume(&mut self, turn: &Turn<'_>, journal: &Journal, is_lost: bool) {
+        match self.paused_at {
+            // Whoever looks after this task has done so already, where that came late.
+            None if is_lost || self.is_silent(turn.now) || !journal.is_replica_awaited() => {
+                journal.pause_tap();
+                self.paused_at = Some(turn.now);
+                turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
+                if let Some(left_out) = turn.router.log_rate.permit("replica paused", turn.now) {
+                    tracing::warn!(broker = %self.broker, left_out, "the broker that has the replicas of sessions is not waited for at present");
+                }
+            }
+            Some(since) if !is_lost && self.progress_at > since && self.has_caught_up(turn.now) => {
+                (self.paused_at, self.progress_at) = (None, turn.now);
+                journal.resume_tap();
+                turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
+            }
+            _ => {}
+        }
+    }
+
     /// Somebody waits for something that was told so long ago, whatever else is confirmed meanwhile.
     fn is_late(&self, journal: &Journal, now: Instant) -> bool {
         let late = self.marks.partition_point(|mark| now.saturating_duration_since(mark.since) >= SILENCE_MAX);
@@ -384,6 +417,9 @@ impl Peer {
 
     /// Sessions that have no replica at present.
     fn without(&self) -> usize {
+        if self.paused_at.is_some() {
+            return self.sessions.len();
+        }
         self.unguarded.len() + self.untold.iter().map(|(_, count)| count).sum::<usize>()
     }
 
@@ -393,12 +429,14 @@ impl Peer {
         if is_due {
             self.out.repeat();
         }
+        let was_clear = self.out.is_clear();
         let (post, broker) = (turn.post, self.broker);
         let has_sent = self.out.send(self.stream, |letter| post.send(broker, letter));
         if is_due && !has_sent {
             post.send(broker, &Letter::Items { number: 0, items: &[] }.encode(self.stream));
         }
-        if is_due || has_sent {
+        // Not with each letter: where there is always more to say what was lost would never be said again.
+        if is_due || (has_sent && was_clear) {
             self.asked_at = turn.now;
         }
     }
@@ -476,7 +514,8 @@ impl Peer {
         match change {
             Change::Session(id, Head { claim, expiry, left_at, .. }) if self.sessions.contains_key(&id) => {
                 if let Some(items) = self.told_of(id) {
-                    items.put(&Item::Session { session: id.0, claim, expiry, is_connected: left_at.is_none() });
+                    let left = left_at.map(|left_at| turn.since(left_at));
+                    items.put(&Item::Session { session: id.0, claim, expiry, left });
                 }
             }
             Change::Session(id, head) => {

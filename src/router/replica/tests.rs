@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::keeper::{Keepers, Promotion};
 use super::owner::Owner;
 use super::word::{Item, Letter};
-use super::{encode_copy, encode_head};
-use crate::codec::{ProtocolVersion, QoS, RetainHandling};
+use super::{encode_copy, encode_head, left_of};
+use crate::codec::{PacketId, ProtocolVersion, QoS, RetainHandling};
 use crate::config::SharedStrategy;
 use crate::frame::Reader;
 use crate::ids::{BrokerId, LaneId, LogId, MessageId, OriginLane};
@@ -128,6 +128,11 @@ impl Rig {
         *self.wire.lost.lock() = Some((broker, self.now));
     }
 
+    /// There is a way to all.
+    fn find(&self) {
+        *self.wire.lost.lock() = None;
+    }
+
     /// That broker says that its replicas are here.
     fn named_by(&self, broker: BrokerId) {
         self.router.claims.changed(broker, &[(Key::Replica, Some(Value::Replica(OWN)))]);
@@ -201,13 +206,18 @@ fn encode(items: &[Item<'_>]) -> Vec<u8> {
     out
 }
 
-/// A session of another broker's, subscribed to `t`.
+/// A session of another broker's, subscribed to `t`, whose client leaves now.
 fn head(client_id: &str, claim: u64, expiry: SessionExpiry) -> Vec<u8> {
+    head_left(client_id, claim, expiry, Duration::ZERO)
+}
+
+/// Likewise, whose client left so long ago.
+fn head_left(client_id: &str, claim: u64, expiry: SessionExpiry, left: Duration) -> Vec<u8> {
     let subscriber = Subscriber::new(SubscriberId(1), Arc::from(client_id), LIMITS, None);
     let mut state = subscriber.lock();
     (state.claimed, state.expiry) = (claim, expiry);
     state.subscriptions.insert("t".into(), options());
-    encode_head(&subscriber, &state)
+    encode_head(&subscriber, &state, Some(left))
 }
 
 /// The replicas that a broker has of others' sessions, and how many letters it has had of each of these.
@@ -315,7 +325,7 @@ impl Owned {
                     Item::Round { round } => Told::Round(round),
                     Item::Copy { .. } => Told::Copy,
                     Item::Copied { .. } => Told::Copied,
-                    Item::Session { claim, is_connected, .. } => Told::Session { claim, is_connected },
+                    Item::Session { claim, left, .. } => Told::Session { claim, is_connected: left.is_none() },
                     Item::Guarded { .. } => Told::Guarded,
                     Item::Ended { session } => Told::Ended(session),
                     _ => Told::Word,
@@ -409,6 +419,22 @@ fn a_message_that_was_sent_before_its_placing_was_told_is_awaited_too() {
     assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 3 }]);
 }
 
+#[test]
+fn letters_that_come_before_their_turn_are_known_when_the_one_before_them_has_come() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 1, HOUR));
+    kept.turn();
+    let mut say = |number| {
+        let staged = encode(&[Item::Staged { session: 1, order: number, stage: Stage::Queued }]);
+        let Kept { rig, keepers, .. } = &mut kept;
+        rig.with(|turn| keepers.items(turn, (OTHER, 1), number, &staged));
+        kept.turn().pop()
+    };
+    let known = |known| Some(Said::Answer { known, held: known });
+    assert_eq!([5, 4, 5, 3].map(&mut say), [known(2), known(2), known(2), known(5)]);
+    assert_eq!([4, 7, 6].map(say), [known(5), known(5), known(7)]);
+}
+
 /// Of others all goes on: it is given up by itself, and holds up nobody.
 #[test]
 fn a_replica_whose_message_does_not_arrive_is_over_after_a_second() {
@@ -420,12 +446,48 @@ fn a_replica_whose_message_does_not_arrive_is_over_after_a_second() {
     kept.hear(OTHER, &[Item::Lane(lane()), placed(2, 6, QoS::AtLeastOnce)]);
     assert_eq!(kept.turn(), [Said::Answer { known: 6, held: 4 }]);
     kept.wait(Duration::from_millis(900));
-    assert_eq!(kept.turn(), []);
+    kept.ping(OTHER);
+    assert_eq!(kept.turn(), [Said::Answer { known: 6, held: 4 }]);
     kept.wait(Duration::from_millis(100));
+    assert_eq!(kept.turn(), [], "nobody asks any more");
+    kept.ping(OTHER);
     let said = kept.turn();
     assert!(said.contains(&Said::Answer { known: 6, held: 6 }), "{said:?}");
     kept.wait(Duration::from_millis(250));
     assert_eq!(kept.turn(), [Said::Lost(1)], "the other one is as it was");
+}
+
+/// Who dies before its message has come to the replica has not sent it.
+#[test]
+fn a_replica_whose_message_does_not_arrive_because_its_broker_has_died_goes_on() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 1, HOUR));
+    let stage = Stage::Published(0);
+    kept.hear(OTHER, &[Item::Lane(lane()), Item::Placed { session: 1, order: 1, sequence: 5, qos: QoS::ExactlyOnce, stage }]);
+    kept.turn();
+    kept.rig.lose(OTHER);
+    kept.rig.named_by(OTHER);
+    for _ in 0..12 {
+        kept.wait(Duration::from_millis(250));
+        kept.turn();
+    }
+    let Kept { rig, keepers, .. } = &mut kept;
+    assert_eq!(rig.with(|turn| keepers.promote(turn, &Arc::from("c"), 9, true)), Promotion::Done);
+}
+
+/// Nor is it over when they have not heard of each other for a while.
+#[test]
+fn a_message_is_waited_for_anew_when_there_is_a_way_again() {
+    let mut kept = Kept::new();
+    kept.guard(OTHER, 1, &head("c", 1, HOUR));
+    let stage = Stage::Published(0);
+    kept.hear(OTHER, &[Item::Lane(lane()), Item::Placed { session: 1, order: 1, sequence: 5, qos: QoS::ExactlyOnce, stage }]);
+    kept.wait(Duration::from_secs(3));
+    kept.ping(OTHER);
+    assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 2 }]);
+    kept.wait(Duration::from_millis(500));
+    kept.rig.arrive("t", 5, QoS::ExactlyOnce);
+    assert_eq!(kept.turn(), [Said::Answer { known: 3, held: 3 }]);
 }
 
 #[test]
@@ -447,6 +509,86 @@ fn nobody_waits_longer_than_two_seconds_for_one_word_while_others_go_on() {
     owned.turn(Duration::from_millis(100));
     assert!(owned.given_up() == 1 && owned.rig.journal.has(awaited));
     assert_eq!(connection.subscriber.lock().next_to_send(), NextToSend::Now);
+}
+
+#[test]
+fn what_was_lost_is_said_again_also_where_there_is_always_more_to_say() {
+    let (mut owned, _connection) = Owned::guarded("c");
+    let lost = owned.last + 1;
+    let mut said = Vec::new();
+    for sequence in 1..=60 {
+        owned.rig.arrive("t", sequence, QoS::AtLeastOnce);
+        owned.rig.now += Duration::from_millis(5);
+        owned.rig.commit();
+        let Owned { rig, owner, .. } = &mut owned;
+        rig.with(|turn| owner.drive(turn));
+        said.extend(rig.sent().iter().filter_map(|letter| match Letter::decode(letter) {
+            Ok((_, Letter::Items { number, .. })) => Some(number),
+            _ => None,
+        }));
+    }
+    assert_eq!(said.iter().filter(|number| **number == lost).count(), 2, "within 300 ms: {said:?}");
+}
+
+/// Nobody waits for it while it cannot be reached; it is told what happened meanwhile, and need not be copied.
+#[test]
+fn a_link_that_is_lost_for_a_moment_costs_no_replica() {
+    let (mut owned, connection) = Owned::guarded("c");
+    owned.rig.lose(OTHER);
+    owned.rig.arrive("t", 1, QoS::ExactlyOnce);
+    assert_eq!(owned.turn(Duration::from_millis(5)), [Told::Word; 2]);
+    let awaited = Owned::awaited(&connection);
+    owned.turn(Duration::from_millis(900));
+    assert!(!owned.rig.journal.has(awaited));
+    owned.turn(Duration::from_millis(200));
+    assert!(owned.rig.journal.has(awaited), "after a second");
+    let unreplicated = |owned: &Owned| owned.rig.router.metrics().sessions_unreplicated.value();
+    assert_eq!(unreplicated(&owned), 1);
+    owned.turn(Duration::from_secs(2));
+    owned.rig.find();
+    owned.rig.arrive("t", 2, QoS::AtLeastOnce);
+    assert_eq!(owned.turn(Duration::from_millis(5)), [Told::Word; 2], "it is told all the same, and nothing else");
+    owned.answer(owned.last);
+    assert_eq!(owned.turn(Duration::from_millis(5)), []);
+    assert_eq!((unreplicated(&owned), owned.given_up()), (0, 0));
+    // And its client waits for it again.
+    let Ok((true, Some(known))) = connection.subscriber.lock().pubrec(PacketId::MIN, false) else { panic!("it was not sent") };
+    owned.turn(Duration::from_millis(5));
+    assert!(!owned.rig.journal.has(known));
+    owned.answer(owned.last);
+    owned.turn(Duration::from_millis(5));
+    assert!(owned.rig.journal.has(known));
+}
+
+#[test]
+fn who_is_not_back_after_some_seconds_is_given_up() {
+    let (mut owned, _connection) = Owned::guarded("c");
+    owned.rig.lose(OTHER);
+    for _ in 0..59 {
+        owned.turn(Duration::from_millis(100));
+    }
+    assert_eq!(owned.given_up(), 0);
+    owned.turn(Duration::from_millis(100));
+    assert_eq!(owned.given_up(), 1);
+}
+
+#[test]
+fn a_session_expires_so_long_after_its_client_left_wherever_it_is() {
+    let hour = Duration::from_secs(3_600);
+    for (left, is_there) in [(hour - Duration::from_secs(60), false), (hour - Duration::from_secs(90), true)] {
+        let mut kept = Kept::new();
+        kept.guard(OTHER, 1, &head_left("c", 5, HOUR, left));
+        kept.turn();
+        kept.rig.lose(OTHER);
+        kept.rig.named_by(OTHER);
+        kept.wait(Duration::from_secs(60));
+        let Kept { rig, keepers, .. } = &mut kept;
+        let promotion = rig.with(|turn| keepers.promote(turn, &Arc::from("c"), 9, true));
+        assert_eq!(promotion == Promotion::Done, is_there, "{left:?}: {promotion:?}");
+        let Some(session) = rig.router.session("c") else { continue };
+        // So do its broker's disk, and a replica of it, have it.
+        assert_eq!(left_of(&session.lock(), rig.now), Some(left + Duration::from_secs(60)));
+    }
 }
 
 #[test]
@@ -534,7 +676,7 @@ fn a_replica_that_expires_leaves_that_of_the_same_client_by_another_broker() {
     let mut kept = Kept::new();
     let newer = BrokerId(3);
     kept.guard(OTHER, 1, &head("c", 1, HOUR));
-    kept.guard(newer, 9, &head("c", 2, HOUR));
+    kept.guard(newer, 9, &head("c", 2, SessionExpiry::Never));
     kept.turn();
     kept.rig.lose(OTHER);
     kept.wait(Duration::from_secs(3_600));
@@ -565,7 +707,7 @@ fn a_replica_takes_its_sessions_place_where_it_is_named_and_for_a_client_that_ca
         let Kept { rig, keepers, .. } = kept;
         rig.with(|turn| keepers.promote(turn, &Arc::from("c"), stamp, false))
     };
-    assert_eq!(promote(&mut kept, 9), Promotion::Wait, "its broker can be reached");
+    assert_eq!(promote(&mut kept, 9), Promotion::Reached(OTHER), "its broker can be reached");
     kept.rig.lose(OTHER);
     kept.wait(Duration::from_secs(1));
     assert_eq!(promote(&mut kept, 9), Promotion::NotHere, "by its word its replicas are elsewhere");

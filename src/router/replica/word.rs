@@ -2,6 +2,9 @@
 //!
 //! The broker's *items* are one stream of numbered letters, in an order; what is too large for one letter is cut apart. The answers are letters by themselves.
 
+use std::time::Duration;
+
+use super::{left_to_number, number_to_left};
 use crate::codec::{PacketId, QoS};
 use crate::frame::{FrameError, Reader, put_block, put_varint};
 use crate::ids::{BrokerId, LaneId, LogId, OriginLane};
@@ -155,8 +158,8 @@ pub(super) enum Item<'a> {
     Received { session: u64, id: PacketId },
     /// It is released.
     Completed { session: u64, id: PacketId },
-    /// The session's head is another.
-    Session { session: u64, claim: u64, expiry: SessionExpiry, is_connected: bool },
+    /// The session's head is another. `left`: how long ago its client left; none where it is connected.
+    Session { session: u64, claim: u64, expiry: SessionExpiry, left: Option<Duration> },
     /// The session is over, or replicated no more.
     Ended { session: u64 },
     /// Of the lane, of these ids what is for any of the sessions was said before.
@@ -234,14 +237,14 @@ impl<'a> Item<'a> {
             Self::Removed { session, order } => numbers(REMOVED, &[*session, *order]),
             Self::Received { session, id } => numbers(RECEIVED, &[*session, u64::from(id.get())]),
             Self::Completed { session, id } => numbers(COMPLETED, &[*session, u64::from(id.get())]),
-            Self::Session { session, claim, expiry, is_connected } => {
+            Self::Session { session, claim, expiry, left } => {
                 // As in the records on disk: 0 is for ever.
                 let expiry = match expiry {
                     SessionExpiry::Never => 0,
                     SessionExpiry::WithConnection => 1,
                     SessionExpiry::After(rest) => rest.as_secs().saturating_add(1),
                 };
-                numbers(SESSION, &[*session, *claim, expiry, u64::from(*is_connected)]);
+                numbers(SESSION, &[*session, *claim, expiry, left_to_number(*left)]);
             }
             Self::Ended { session } => numbers(ENDED, &[*session]),
             Self::Dealt { first, last } => numbers(DEALT, &[*first, *last]),
@@ -297,7 +300,8 @@ impl<'a> Item<'a> {
                     0 => SessionExpiry::Never,
                     more => SessionExpiry::from_interval_seconds(u32::try_from(more - 1).unwrap_or(u32::MAX)),
                 };
-                Self::Session { session: first, claim, expiry, is_connected: reader.varint_max(1, "connection")? == 1 }
+                let left = number_to_left(reader.varint("time since it left, ms")?);
+                Self::Session { session: first, claim, expiry, left }
             }
             ENDED => Self::Ended { session: first },
             DEALT => Self::Dealt { first, last: reader.varint("id")? },
@@ -343,7 +347,7 @@ mod tests {
         let (session, order, bytes) = (300, 1 << 40, b"some bytes".as_slice());
         let id = PacketId::MAX;
         let lane = OriginLane { origin: BrokerId(u64::MAX), log: LogId(1), lane: LaneId(5) };
-        let head = |expiry| Item::Session { session, claim: u64::MAX, expiry, is_connected: true };
+        let head = |expiry| Item::Session { session, claim: u64::MAX, expiry, left: None };
         let items = [
             Item::Begin,
             Item::CopyPart { session, bytes },

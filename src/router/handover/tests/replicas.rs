@@ -228,3 +228,19 @@ fn what_a_client_publishes_at_qos_2_comes_to_durable_sessions_when_its_replica_k
     // The replica must have it before its client, which is its publisher, is sent it: neither waits for the other.
     assert_eq!((own(&client), world.sum(|metrics| metrics.replicas_given_up.value())), (before + 1, 0));
 }
+
+#[test]
+fn where_the_task_that_tells_replicas_stands_still_nobody_waits_for_them() {
+    let mut world = World::replicated();
+    let _client = Careful::begin(&mut world);
+    assert!(world.await_replicas(OWNER));
+    let is_awaited = |world: &World| world.nodes[OWNER].journal.is_replica_awaited();
+    let watch = |world: &World, after: Duration| world.nodes[OWNER].router.watch_replicas(world.now + after);
+    assert!(!watch(&world, Duration::from_secs(1)) && is_awaited(&world));
+    assert!(watch(&world, Duration::from_millis(2_100)) && !is_awaited(&world));
+    // It goes on.
+    world.publish();
+    (0..40).for_each(|_| world.step());
+    assert!(is_awaited(&world) && world.sum(|metrics| metrics.replicas_given_up.value()) == 0);
+    assert!(!watch(&world, Duration::from_secs(1)));
+}

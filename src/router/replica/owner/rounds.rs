@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{ENTRY_BYTES, LATER, Peer, SETTLED, Stage};
 use crate::limits::{
@@ -16,7 +16,7 @@ use crate::router::Router;
 use crate::router::handover::{Turn, put_covers};
 use crate::router::replica::outgoing::{PART_BYTES, SMALL_BYTES};
 use crate::router::replica::word::Item;
-use crate::router::replica::{encode_copy, encode_head};
+use crate::router::replica::{encode_copy, encode_head, left_of};
 use crate::session::{Copy, Journal, SessionExpiry, State, Subscriber, SubscriberId};
 
 /// Part of a round that may be large.
@@ -62,12 +62,12 @@ pub(super) struct Copied {
 pub(super) struct Standing {
     claim: u64,
     expiry: SessionExpiry,
-    is_connected: bool,
+    left: Option<Duration>,
 }
 
 impl Copied {
-    fn of(state: &State) -> Self {
-        let standing = Standing { claim: state.claimed, expiry: state.expiry, is_connected: state.connected.is_some() };
+    fn of(state: &State, now: Instant) -> Self {
+        let standing = Standing { claim: state.claimed, expiry: state.expiry, left: left_of(state, now) };
         Self { copy: Copy::of(state), standing }
     }
 }
@@ -154,12 +154,12 @@ impl Peer {
                 self.out.put_copy(std::mem::take(&mut letter));
                 continue;
             }
-            let Some(Standing { claim, expiry, is_connected }) = of_copy else {
+            let Some(Standing { claim, expiry, left }) = of_copy else {
                 Item::Head { session: id, bytes: rest }.encode(&mut letter);
                 continue;
             };
             Item::Copy { session: id, bytes: rest }.encode(&mut letter);
-            Item::Session { session: id, claim, expiry, is_connected }.encode(&mut letter);
+            Item::Session { session: id, claim, expiry, left }.encode(&mut letter);
             // From here on what is told of it is told at once.
             if let Some(mut behind) = self.sessions.get_mut(&session).and_then(|followed| followed.behind.take()) {
                 self.out.put_copy(std::mem::take(&mut letter));
@@ -201,13 +201,14 @@ impl Peer {
         let unguarded = self.unguarded.iter().filter_map(|id| self.sessions.get(id));
         let begun = unguarded.filter(|followed| followed.stage == Stage::Begun);
         let begun: Vec<Arc<Subscriber>> = begun.map(|followed| Arc::clone(&followed.subscriber)).collect();
+        let now = turn.now;
         let look = |_: &Router, mesh: &Replication| {
             let copy_of = |subscriber: &Arc<Subscriber>| {
                 let state = subscriber.lock();
                 // Under the session's lock: whatever is said of it later comes behind.
                 (!state.ended).then(|| {
                     state.copied(number);
-                    (subscriber.id, Copied::of(&state))
+                    (subscriber.id, Copied::of(&state, now))
                 })
             };
             (begun.iter().filter_map(copy_of).collect(), mesh.delivered())
@@ -245,7 +246,7 @@ impl Peer {
                 followed.not_before = turn.now + LATER;
                 continue;
             }
-            let head = encode_head(subscriber, &state);
+            let head = encode_head(subscriber, &state, left_of(&state, turn.now));
             heads_bytes += state.subscriptions_bytes;
             drop(state);
             (bytes, messages, count) = (bytes + owed_bytes, messages + owed, count + 1);
