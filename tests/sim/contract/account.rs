@@ -85,6 +85,8 @@ struct Past {
     losses: u32,
     /// Its client has gone to another broker.
     hops: u32,
+    /// When its connection began.
+    connected_at: Option<Instant>,
 }
 
 /// What one client was given, or one share group, whichever of its members it was.
@@ -237,8 +239,9 @@ impl Account {
     }
 
     /// The client has a new connection.
-    pub(super) fn connects(&mut self, client: usize) {
+    pub(super) fn connects(&mut self, client: usize, now: Instant) {
         let inbox = self.inbox(client);
+        inbox.present.connected_at = Some(now);
         inbox.past = inbox.present;
     }
 
@@ -290,7 +293,14 @@ impl Account {
                 if message.is_back {
                     continue;
                 }
-                if message.is_resent && message.qos == QoS::AtLeastOnce && (is_lossy || inbox.granted(&message).is_none()) {
+                // Of QoS 2 it is not published again where that broker's session, or its replica, knew the identifier: it comes from the one broker, what follows from the other.
+                if message.is_elsewhere && message.qos == QoS::ExactlyOnce {
+                    continue;
+                }
+                // Nor was there who was away then, and is granted QoS 0, which does not wait.
+                let was_away = granted == QoS::AtMostOnce && past.connected_at.is_some_and(|at| at > message.at);
+                let was_missed = is_lossy || was_away || inbox.granted(&message).is_none();
+                if message.is_resent && message.qos == QoS::AtLeastOnce && was_missed {
                     continue;
                 }
                 // The log of QoS 0 does not outlive its broker.

@@ -271,7 +271,7 @@ impl Client {
 
     fn connected(&mut self, is_present: bool, around: &mut Surroundings<'_>, out: &mut Vec<u8>) {
         self.is_up = true;
-        around.account.connects(self.number);
+        around.account.connects(self.number, around.now);
         if self.has_session && !is_present {
             assert!(around.may_forget, "the session of {} is lost", self.name());
             self.forget(around.account);

@@ -211,7 +211,6 @@ fn sessions_follow_their_clients() {
 }
 
 #[test]
-#[ignore = "of a hundred runs some find that a broker's sessions get no replicas for 40 s, or that one begins anew: `contract::replicated -- --ignored`"]
 fn replicated_sessions_go_on_where_their_brokers_die() {
     runs(12, REPLICATED);
 }
