@@ -27,7 +27,11 @@ struct Mosquitto(Child);
 
 impl Mosquitto {
     fn start(config: &str, waited_for: SocketAddr) -> Self {
-        let child = Command::new("mosquitto").args(["-c", config]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Self::start_with(&["-c", config], waited_for)
+    }
+
+    fn start_with(arguments: &[&str], waited_for: SocketAddr) -> Self {
+        let child = Command::new("mosquitto").args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let this = Self(child);
         wait_for("Mosquitto", || TcpStream::connect(waited_for).ok());
         this
@@ -111,11 +115,11 @@ fn debians_files_are_imported_and_serve() {
     }
 }
 
-/// What clients of several names are told and get. The users are `roger`, whose password is `secret`, and nobody else.
-fn script(address: SocketAddr) -> Vec<String> {
+/// What clients of several names are told and get. A user is `roger` with this password.
+fn script(address: SocketAddr, password: &str) -> Vec<String> {
     let logins = [
         ("nobody", None),
-        ("roger", Some(("roger", "secret"))),
+        ("roger", Some(("roger", password))),
         ("wrong", Some(("roger", "wrong"))),
         ("stranger", Some(("stranger", "x"))),
     ];
@@ -150,6 +154,79 @@ fn script(address: SocketAddr) -> Vec<String> {
         told.extend(heard);
     }
     told
+}
+
+/// The sample that Debian's package brings as it is, and with the sample's users and rules; and what the package installs: each does here what it does in Mosquitto. They are
+/// changed in where they write and listen.
+#[test]
+fn debians_samples_do_as_they_did_in_mosquitto() {
+    if !has_mosquitto() {
+        return;
+    }
+    const EXAMPLES: &str = "/usr/share/doc/mosquitto/examples";
+    let installed = fs::read_to_string("/etc/mosquitto/mosquitto.conf").unwrap();
+    let Ok(sample) = fs::read_to_string(format!("{EXAMPLES}/mosquitto.conf")) else {
+        println!("skipped: needs {EXAMPLES}");
+        return;
+    };
+    // All variables of 2.0 stand in it as comments.
+    let site = Site::new();
+    let variables: BTreeSet<&str> = sample
+        .lines()
+        .filter_map(|line| line.strip_prefix('#')?.split(' ').next())
+        .filter(|word| word.starts_with(|letter: char| letter.is_ascii_lowercase()))
+        .collect();
+    assert!(variables.len() > 80, "{variables:?}");
+    for variable in variables {
+        let (_, said) = import(&site, "variable", &format!("listener 1883\nconnection c\naddress h\ntopic # out\n{variable} x\n"));
+        assert!(!said.err.contains("is no variable"), "{variable}: {said:?}");
+    }
+    let said = |text: &str, lines: &[(&str, &str)]| {
+        lines.iter().fold(text.to_owned(), |text, (name, value)| {
+            let comment = text.lines().find(|line| *line == format!("#{name}") || line.starts_with(&format!("#{name} "))).unwrap();
+            text.replacen(&format!("\n{comment}\n"), &format!("\n{name} {value}\n"), 1)
+        })
+    };
+    let (users, rules) = (format!("{EXAMPLES}/pwfile.example"), format!("{EXAMPLES}/aclfile.example"));
+    for (name, text, has_listener) in [
+        ("installed", installed, false),
+        ("sample", sample.clone(), false),
+        ("guarded", said(&sample, &[("listener", "{A} 127.0.0.1"), ("password_file", &users), ("acl_file", &rules)]), true),
+        (
+            "open",
+            said(
+                &sample,
+                &[("listener", "{A} 127.0.0.1"), ("allow_anonymous", "true"), ("password_file", &users), ("acl_file", &rules)],
+            ),
+            true,
+        ),
+    ] {
+        let (site, address) = (Site::new(), free_address());
+        let port = address.port().to_string();
+        let here = |name: &str| site.file(name) + "/";
+        for dir in ["conf.d", "mosquitto"] {
+            fs::create_dir(site.file(dir)).unwrap();
+        }
+        let text = text
+            .replace("/etc/mosquitto/conf.d", &here("conf.d"))
+            .replace("/var/lib/mosquitto/", &here("mosquitto"))
+            .replace("/run/mosquitto/", &here("mosquitto"))
+            .replace("/var/log/mosquitto/", &here("mosquitto"))
+            .replace("{A}", &port);
+        let (path, said) = import(&site, name, &format!("{text}\nuser root\n"));
+        assert_eq!(said.code, Some(3), "of `user` at least: {said:?}");
+        let theirs = {
+            let more: &[&str] = if has_listener { &[] } else { &["-p", &port] };
+            let _mosquitto = Mosquitto::start_with(&[&["-c", &path][..], more].concat(), address);
+            script(address, "password")
+        };
+        let bind = if has_listener { vec![] } else { vec![("MQTT_ST_QUIC__LISTENER__0__BIND", address.to_string())] };
+        let bind: Vec<_> = bind.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let _ours = start(&site, "ours", &said, &bind);
+        assert_eq!(script(address, "password"), theirs, "{name}\n{}", said.out);
+        assert!(theirs.contains(&"roger hears foo/bar".to_owned()), "{name}: {theirs:?}");
+        assert_eq!(theirs.contains(&"nobody is let in".to_owned()), name != "guarded", "{theirs:?}");
+    }
 }
 
 /// Configurations as people write them: `listener`s and who may do what there.
@@ -189,10 +266,10 @@ fn an_imported_broker_does_as_mosquitto_did() {
         assert_eq!((said.code, said.err.matches("left out: ").count()), (Some(3), 1), "{sample}: {said:?}");
         let theirs = {
             let _mosquitto = Mosquitto::start(&path, a);
-            [script(a), script(b)]
+            [script(a, "secret"), script(b, "secret")]
         };
         let _ours = start(&site, "ours", &said, &[]);
-        assert_eq!([script(a), script(b)], theirs, "{sample}\n{}", said.out);
+        assert_eq!([script(a, "secret"), script(b, "secret")], theirs, "{sample}\n{}", said.out);
         assert!(theirs.iter().flatten().any(|line| line.ends_with("foo/bar")), "{theirs:?}");
     }
 }
