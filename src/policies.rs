@@ -64,8 +64,10 @@ pub struct Policies {
 /// Who is asked about users, as it was at the start: a reload does not change it.
 #[derive(Clone, Debug)]
 struct Asked {
-    backends: Arc<[Backend]>,
+    /// Of each listener.
+    backends: Arc<[Arc<[Backend]>]>,
     accounts: Arc<[Arc<Accounts>]>,
+    has_tokens_as_names: bool,
 }
 
 impl Policies {
@@ -74,14 +76,11 @@ impl Policies {
     /// # Errors
     /// See [`PolicyError`].
     pub fn load(config: &Config, accounts: &Arc<[Arc<Accounts>]>) -> Result<Self, PolicyError> {
-        let backends = config.auth.backends_in_force().into_iter().map(|backend| match backend {
-            AuthBackend::File => Backend::File,
-            AuthBackend::Sql => Backend::Sql,
-            AuthBackend::Http => Backend::Http,
-            AuthBackend::Jwt => Backend::Jwt,
-            AuthBackend::Certificate => Backend::Certificate,
-        });
-        let asked = Asked { backends: backends.collect(), accounts: Arc::clone(accounts) };
+        let asked = Asked {
+            backends: config.listeners.iter().map(|listener| backends(&config.auth_of(listener))).collect(),
+            accounts: Arc::clone(accounts),
+            has_tokens_as_names: config.auth.jwt.as_ref().is_some_and(|jwt| jwt.in_user_name),
+        };
         let policies = read(config, &config.listeners, &[], &[], &asked)?;
         let of_listeners = policies.into_iter().map(|policy| Arc::new(ArcSwap::new(policy))).collect();
         let this = Self { of_listeners, bridges: ArcSwap::default(), reserved: ReservedIds::default(), asked };
@@ -176,6 +175,17 @@ impl Policies {
     }
 }
 
+fn backends(auth: &Auth) -> Arc<[Backend]> {
+    let backends = auth.backends_in_force().into_iter().map(|backend| match backend {
+        AuthBackend::File => Backend::File,
+        AuthBackend::Sql => Backend::Sql,
+        AuthBackend::Http => Backend::Http,
+        AuthBackend::Jwt => Backend::Jwt,
+        AuthBackend::Certificate => Backend::Certificate,
+    });
+    backends.collect()
+}
+
 /// The port of an address as configured; none of a socket in the file system, and where the system chooses it.
 fn port(bind: &str) -> Option<&str> {
     let (host, port) = bind.rsplit_once(':')?;
@@ -208,7 +218,9 @@ fn read(
         };
         let place = Place { index: Some(index), bind: listener.bind.to_string().into() };
         let policy = Policy::new(place, allow_anonymous, users, rules);
-        Ok(Arc::new(policy.asking(Arc::clone(&asked.backends), Arc::clone(&asked.accounts))))
+        let backends = asked.backends.get(index).cloned().unwrap_or_default();
+        let policy = policy.asking(backends, Arc::clone(&asked.accounts));
+        Ok(Arc::new(policy.with_tokens_as_names(asked.has_tokens_as_names)))
     };
     listeners.iter().enumerate().map(policy).collect()
 }
@@ -259,7 +271,7 @@ mod tests {
             let place = Place { index: Some(index), bind: (*bind).into() };
             Arc::new(ArcSwap::from_pointee(Policy::new(place, *anonymous, None, (*rules).clone())))
         };
-        let asked = Asked { backends: Arc::default(), accounts: Arc::default() };
+        let asked = Asked { backends: Arc::default(), accounts: Arc::default(), has_tokens_as_names: false };
         Policies {
             of_listeners: all.iter().enumerate().map(policy).collect(),
             bridges: ArcSwap::default(),

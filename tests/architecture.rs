@@ -65,7 +65,7 @@ const MODULES: &[(&str, Side, &[&str])] = &[
     ("task", Shell, &[]),
     ("bell", Shell, &["task"]),
     ("store", Shell, &["ids", "metrics", "config", "codec", "session", "clock", "task"]),
-    ("backends", Shell, &["log_rate", "metrics", "config", "auth", "clock", "task"]),
+    ("backends", Shell, &["limits", "log_rate", "metrics", "config", "auth", "clock", "task"]),
     (
         "connection",
         Shell,

@@ -115,6 +115,19 @@ impl Access {
         Self::new(self.identity.clone(), self.place.clone(), Some(Arc::default()))
     }
 
+    /// The same to be kept with what the client has left here, for longer than its session: it does not hold the name by which its backend is asked about it, nor what
+    /// it has shown.
+    #[must_use]
+    pub fn left_behind(self: &Arc<Self>) -> Arc<Self> {
+        let Identity::Vouched { by, name, account } = &self.identity else { return Arc::clone(self) };
+        let account = account.as_ref().map(|account| match account.shown() {
+            Some(_) => Arc::new(account.without_shown()),
+            None => Arc::clone(account),
+        });
+        let identity = Identity::Vouched { by: *by, name: Arc::from(&**name), account };
+        Arc::new(Self { identity, place: self.place.clone(), rights: self.rights.clone() })
+    }
+
     /// Who the client is.
     #[must_use]
     pub fn identity(&self) -> &Identity {
@@ -225,6 +238,7 @@ impl Access {
 
 #[cfg(test)]
 mod tests {
+    use super::super::account::{Granted, Shown};
     use super::*;
 
     #[test]
@@ -233,6 +247,20 @@ mod tests {
         assert!(access.may_publish("c", "a") && access.may_receive("c", "a") && access.may_subscribe("c", "#"));
         let out = access.shut_out();
         assert!(!out.may_publish("c", "a") && !out.may_receive("c", "a") && !out.may_subscribe("c", "#"));
+    }
+
+    #[test]
+    fn what_a_client_leaves_behind_keeps_neither_its_password_nor_its_name_in_use() {
+        let (name, shown): (Arc<str>, _) = ("bob\0digest".into(), Arc::new(Shown { client_id: "c".into(), password: "p".into() }));
+        let account = Some(Arc::new(Account::showing(Arc::clone(&shown), Granted::AsListener)));
+        let identity = Identity::Vouched { by: Backend::Http, name: Arc::clone(&name), account };
+        let access = Arc::new(Access::new(identity, Place::default(), Some(Arc::default())));
+        let left = access.left_behind();
+        drop(access);
+        assert_eq!((Arc::strong_count(&name), Arc::strong_count(&shown)), (1, 1));
+        assert!(matches!(left.identity(), Identity::Vouched { name: left, .. } if *left == name) && !left.may_publish("c", "t"));
+        let file = Arc::new(Access::new(Identity::Anonymous, Place::default(), None));
+        assert!(Arc::ptr_eq(&file, &file.left_behind()));
     }
 
     #[test]

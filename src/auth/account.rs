@@ -10,8 +10,12 @@
 //! Invariants:
 //! - Of users whose sessions are here (somebody holds the name that [`Accounts`] gave out) the last word is kept, of others the newest ones up to a bound.
 //! - What is not known grants nothing.
+//! - A word is as old as the question that it answers.
+//! - That a database does not know a user any more shuts him out at once, and ends his sessions only if it says so again a `life` later: a table that is filled anew, or a
+//!   standby without data, costs nobody what waits for him. What stands before a service says "unknown", too, when that is being changed, so its word ends none.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,8 +26,14 @@ use super::password::Record;
 
 /// Users without a session that are remembered.
 const IDLE_MAX: usize = 10_000;
+/// Bytes of rules that may come until it is looked who can go.
+const RULES_BYTES: usize = 16 * 1_024 * 1_024;
+/// How many fewer are remembered then.
+const RULES_SHARE: usize = 64;
 /// How long it counts that there is no such user.
 const NOBODY_LIFE: Duration = Duration::from_secs(5);
+/// Of whom a question has failed it is asked again after a quarter of `life`, or this.
+const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Who knows users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +112,8 @@ pub enum Granted {
     All,
     /// What the listener's access file says, or everything where there is none.
     AsListener,
+    /// What the listener's access file says, or nothing where there is none.
+    AsFile,
     /// What these say.
     Rules(Arc<Rules>),
 }
@@ -144,6 +156,12 @@ impl Account {
     pub fn granted(&self) -> &Granted {
         &self.granted
     }
+
+    /// The same without what was shown: for what outlives the session.
+    #[must_use]
+    pub fn without_shown(&self) -> Self {
+        Self { shown: None, ..self.clone() }
+    }
 }
 
 /// What is known of a user.
@@ -153,6 +171,8 @@ pub enum Known {
     Awaited,
     /// There is no such user.
     Nobody,
+    /// There was, and at the last look there was not: perhaps all are being written anew.
+    Missing,
     /// What was shown is not, or no longer, what this user shows.
     Refused,
     /// There is.
@@ -176,6 +196,31 @@ pub struct Remembered {
     pub is_fresh: bool,
 }
 
+/// By what a word that counts until then was sealed. Who no longer has that seal is not believed any more.
+pub type Seal = [u8; 32];
+
+/// When a word ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// Since the Unix epoch: a clock that is set right is heeded.
+    pub end: Duration,
+    /// See [`Seal`].
+    pub seal: Seal,
+}
+
+/// How users with sessions stand.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Of whom the backend is to be asked again by now, so that no word that counts for them gets older than `life`; the oldest first.
+    pub due: Vec<Arc<str>>,
+    /// How old the oldest word is that counts for one of them.
+    pub oldest: Duration,
+    /// Of how many the backend was asked last without an answer.
+    pub failing: usize,
+    /// Of how many it counts that there is such a user, or did until the last look.
+    pub followed: usize,
+}
+
 /// See the module's page.
 #[derive(Debug)]
 pub struct Accounts {
@@ -187,18 +232,35 @@ pub struct Accounts {
 
 #[derive(Debug, Default)]
 struct Table {
-    by_name: HashMap<Arc<str>, Entry, ahash::RandomState>,
+    by_name: BTreeMap<Arc<str>, Entry>,
     /// At so many it is looked who can go.
     full_at: usize,
+    /// Rules that are the same are kept once, and so are the routes that are worked out by them.
+    rules: HashSet<Arc<Rules>, ahash::RandomState>,
+    rules_bytes: usize,
+    /// As [`Table::full_at`].
+    rules_full_at: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
     known: Known,
-    /// When its backend said so; none: it has not been asked.
+    /// When its backend was asked what it has said; none: it has not been.
     at: Option<Instant>,
+    /// When it was asked last without an answer, and since when there has been none, if that was after `at`.
+    failed: Option<(Instant, Instant)>,
+    /// Since when it is [`Known::Missing`].
+    missing: Option<Instant>,
     /// When that ends by itself.
-    until: Option<Instant>,
+    term: Option<Term>,
+    /// It is to be asked at once: of the same user something else was taken back.
+    is_doubted: bool,
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self { known: Known::Awaited, at: None, failed: None, missing: None, term: None, is_doubted: false }
+    }
 }
 
 impl Accounts {
@@ -222,57 +284,93 @@ impl Accounts {
         let age = now.saturating_duration_since(entry.at?);
         let (life, grace) = match entry.known {
             Known::Awaited => return None,
-            Known::Nobody | Known::Refused => (self.life.min(NOBODY_LIFE), Duration::ZERO),
+            Known::Nobody | Known::Missing | Known::Refused => (self.life.min(NOBODY_LIFE), Duration::ZERO),
             Known::Somebody(_) => (self.life, self.grace),
         };
-        (age < life.max(grace)).then(|| Remembered { name: Arc::clone(name), known: entry.known.clone(), is_fresh: age < life })
+        let is_fresh = age < life && !entry.is_doubted;
+        (age < life.max(grace)).then(|| Remembered { name: Arc::clone(name), known: entry.known.clone(), is_fresh })
     }
 
-    /// Takes what the backend said at `now`. Whether what is known of a user with a session has changed by it.
-    pub fn learn(&self, name: &str, word: impl Into<Known>, now: Instant) -> (Remembered, bool) {
-        let (mut table, word) = (self.table.lock(), word.into());
-        let name = table.entry_of(name, now);
+    /// Takes what the backend says that was asked at `asked`. Whether what is known of a user with a session, or of one who may have left something here, has
+    /// changed by it.
+    pub fn learn(&self, name: &str, word: impl Into<Known>, asked: Instant) -> (Remembered, bool) {
+        let mut table = self.table.lock();
+        let name = table.entry_of(name, asked);
+        // One is the table's, one ours.
+        let is_followed = Arc::strong_count(&name) > 2;
+        let word = match word.into() {
+            Known::Somebody(account) => Known::Somebody(table.with_shared_rules(account)),
+            word => word,
+        };
         let Some(entry) = table.by_name.get_mut(&name) else {
             return (Remembered { name, known: word, is_fresh: true }, false);
         };
-        entry.at = Some(now);
+        let word = match word {
+            Known::Nobody if is_followed => {
+                let since = *entry.missing.get_or_insert(asked);
+                let is_sure = self.by == Backend::Sql && asked.saturating_duration_since(since) >= self.life;
+                if is_sure || entry.known == Known::Nobody { Known::Nobody } else { Known::Missing }
+            }
+            word => {
+                entry.missing = None;
+                word
+            }
+        };
+        (entry.at, entry.failed, entry.is_doubted) = (Some(asked), None, false);
         let is_same = entry.known == word;
+        let was_somebody = matches!(entry.known, Known::Somebody(_));
         if !is_same {
-            // Rules that say the same are the same: what was worked out by them holds on.
-            entry.known = match (&entry.known, word) {
-                (Known::Somebody(before), Known::Somebody(account)) if before.granted == account.granted => {
-                    Known::Somebody(Arc::new(Account { granted: before.granted.clone(), ..(*account).clone() }))
-                }
-                (_, word) => word,
-            };
+            entry.known = word;
         }
         let known = entry.known.clone();
-        // One is the table's, one ours.
-        let is_followed = Arc::strong_count(&name) > 2;
-        (Remembered { name, known, is_fresh: true }, is_followed && !is_same)
+        let is_taken_back = was_somebody && !matches!(known, Known::Somebody(_));
+        if is_followed && is_taken_back {
+            table.doubt(&name);
+        }
+        (Remembered { name, known, is_fresh: true }, (is_followed || was_somebody) && !is_same)
+    }
+
+    /// Takes that the backend was asked about this user and gave no answer, though it can be asked. Whoever has a session goes on, but not for ever: after `grace` his
+    /// word counts no more. Whether that is now.
+    #[must_use]
+    pub fn fail(&self, name: &str, now: Instant) -> Option<Arc<str>> {
+        let mut table = self.table.lock();
+        let name = Arc::clone(table.by_name.get_key_value(name)?.0);
+        let entry = table.by_name.get_mut(&name)?;
+        let since = entry.failed.map_or(now, |(_, since)| since);
+        entry.failed = Some((now, since));
+        let is_over = now.saturating_duration_since(since) >= self.life.max(self.grace);
+        if !is_over || !matches!(entry.known, Known::Somebody(_)) {
+            return None;
+        }
+        entry.known = Known::Refused;
+        Some(name)
     }
 
     /// Takes a word that counts until then, however often it comes. The key is to be kept as long as the user has a session.
-    pub fn learn_until(&self, name: &str, account: Account, until: Instant, now: Instant) -> (Arc<str>, Arc<Account>) {
+    pub fn learn_until(&self, name: &str, account: Account, term: Term, now: Instant) -> (Arc<str>, Arc<Account>) {
         let mut table = self.table.lock();
         let name = table.entry_of(name, now);
-        if let Some(Entry { known: Known::Somebody(before), .. }) = table.by_name.get(&name)
+        if let Some(Entry { known: Known::Somebody(before), term: Some(before_term), .. }) = table.by_name.get(&name)
             && **before == account
+            && *before_term == term
         {
             return (name, Arc::clone(before));
         }
-        let account = Arc::new(account);
-        let entry = Entry { known: Known::Somebody(Arc::clone(&account)), at: Some(now), until: Some(until) };
-        table.by_name.insert(Arc::clone(&name), entry);
+        let account = table.with_shared_rules(Arc::new(account));
+        let known = Known::Somebody(Arc::clone(&account));
+        table.by_name.insert(Arc::clone(&name), Entry { known, at: Some(now), term: Some(term), ..Entry::default() });
         (name, account)
     }
 
-    /// What counted until now counts no more. Whose sessions are here.
-    pub fn lapse(&self, now: Instant) -> HashSet<Arc<str>> {
+    /// What counted until now counts no more, nor does what has a seal that is not among these; none: all seals are good. Whose sessions are here.
+    pub fn lapse(&self, unix_time: Duration, seals: Option<&HashSet<Seal>>) -> HashSet<Arc<str>> {
         let mut over = HashSet::new();
-        self.table.lock().by_name.retain(|name, entry| {
+        let mut table = self.table.lock();
+        table.by_name.retain(|name, entry| {
             let is_followed = Arc::strong_count(name) > 1;
-            if entry.until.is_none_or(|until| until > now) {
+            let is_good = |term: Term| term.end > unix_time && seals.is_none_or(|seals| seals.contains(&term.seal));
+            if entry.term.is_none_or(is_good) {
                 return true;
             }
             if is_followed && entry.known != Known::Refused {
@@ -281,6 +379,7 @@ impl Accounts {
             }
             is_followed
         });
+        table.sweep_rules();
         over
     }
 
@@ -288,27 +387,49 @@ impl Accounts {
     #[must_use]
     pub fn follow(&self, name: &Arc<str>) -> (Arc<str>, Known) {
         let mut table = self.table.lock();
-        let name = match table.by_name.get_key_value(name) {
+        let name: Arc<str> = match table.by_name.get_key_value(name) {
             Some((name, entry)) => return (Arc::clone(name), entry.known.clone()),
             // Without what was shown nobody can be asked.
             None if self.by != Backend::Sql => return (Arc::clone(name), Known::Awaited),
-            None => Arc::clone(name),
+            // A copy: whoever asks may hold his own for longer than a session.
+            None => Arc::from(&**name),
         };
-        table.by_name.insert(Arc::clone(&name), Entry { known: Known::Awaited, at: None, until: None });
+        table.by_name.insert(Arc::clone(&name), Entry::default());
         (name, Known::Awaited)
     }
 
-    /// Users with sessions of whom the backend is to be asked again by now, so that no word that counts for them gets older than `life`.
+    /// Looks after users with sessions, and forgets those without one of whom nothing counts any more, with what they have shown.
     #[must_use]
-    pub fn due(&self, now: Instant) -> Vec<Arc<str>> {
-        let is_old = |entry: &Entry| entry.at.is_none_or(|at| now.saturating_duration_since(at) >= self.life / 2);
-        let mut table = self.table.lock();
-        // Who has no session and counts no more is forgotten, with what he has shown.
+    pub fn look(&self, now: Instant) -> Look {
+        let age = |entry: &Entry| entry.at.map(|at| now.saturating_duration_since(at));
+        let retry = (self.life / 4).min(RETRY_MAX);
+        let is_due = |entry: &Entry| {
+            let is_old = entry.is_doubted || age(entry).is_none_or(|age| age >= self.life / 2);
+            is_old && entry.failed.is_none_or(|(at, _)| now.saturating_duration_since(at) >= retry)
+        };
         let kept_for = self.life.max(self.grace);
-        let is_good = |entry: &Entry| entry.at.is_some_and(|at| now.saturating_duration_since(at) < kept_for);
-        table.by_name.retain(|name, entry| Arc::strong_count(name) > 1 || is_good(entry));
-        let due = table.by_name.iter().filter(|(name, entry)| Arc::strong_count(name) > 1 && is_old(entry));
-        due.map(|(name, _)| Arc::clone(name)).collect()
+        let (mut look, mut due) = (Look::default(), Vec::new());
+        let mut table = self.table.lock();
+        table.by_name.retain(|name, entry| {
+            if Arc::strong_count(name) == 1 {
+                return age(entry).is_some_and(|age| age < kept_for);
+            }
+            if let Known::Somebody(_) = entry.known {
+                look.oldest = look.oldest.max(age(entry).unwrap_or_default());
+            }
+            look.followed += usize::from(matches!(entry.known, Known::Somebody(_) | Known::Missing));
+            look.failing += usize::from(entry.failed.is_some());
+            if is_due(entry) {
+                due.push((entry.at, Arc::clone(name)));
+            }
+            true
+        });
+        table.sweep_rules();
+        drop(table);
+        // Never asked comes first.
+        due.sort_unstable();
+        look.due = due.into_iter().map(|(_, name)| name).collect();
+        look
     }
 
     /// How many users are remembered.
@@ -325,28 +446,75 @@ impl Table {
             return Arc::clone(name);
         }
         if self.by_name.len() >= self.full_at.max(2 * IDLE_MAX) {
-            self.forget_idle(now);
+            self.forget_idle(now, IDLE_MAX);
+        } else if self.rules_bytes >= self.rules_full_at.max(RULES_BYTES) {
+            self.forget_idle(now, IDLE_MAX / RULES_SHARE);
         }
         let name: Arc<str> = name.into();
-        self.by_name.insert(Arc::clone(&name), Entry { known: Known::Awaited, at: None, until: None });
+        self.by_name.insert(Arc::clone(&name), Entry::default());
         name
     }
 
-    /// Forgets those without sessions but for the newest.
-    fn forget_idle(&mut self, now: Instant) {
+    /// Of a user who is no longer let in by one key what is known by others counts no more, and is asked again where sessions are.
+    fn doubt(&mut self, key: &Arc<str>) {
+        let user = user_of(key).to_owned();
+        let (from, to) = (format!("{user}\0"), format!("{user}\u{1}"));
+        let range = (Bound::Included(from.as_str()), Bound::Excluded(to.as_str()));
+        let mut idle = Vec::new();
+        for (name, entry) in self.by_name.range_mut::<str, _>(range).filter(|(name, _)| *name != key) {
+            if Arc::strong_count(name) == 1 {
+                idle.push(Arc::clone(name));
+            } else {
+                entry.is_doubted = true;
+            }
+        }
+        for name in idle {
+            self.by_name.remove(&name);
+        }
+    }
+
+    /// Rules that say the same are the same.
+    fn with_shared_rules(&mut self, account: Arc<Account>) -> Arc<Account> {
+        let Granted::Rules(rules) = &account.granted else { return account };
+        let shared = match self.rules.get(rules) {
+            Some(shared) if Arc::ptr_eq(shared, rules) => return account,
+            Some(shared) => Arc::clone(shared),
+            None => {
+                self.rules_bytes = self.rules_bytes.saturating_add(rules.bytes());
+                self.rules.insert(Arc::clone(rules));
+                return account;
+            }
+        };
+        Arc::new(Account { granted: Granted::Rules(shared), ..(*account).clone() })
+    }
+
+    /// Forgets rules that nobody has any more.
+    fn sweep_rules(&mut self) {
+        let bytes = &mut self.rules_bytes;
+        self.rules.retain(|rules| {
+            let is_used = Arc::strong_count(rules) > 1;
+            *bytes = bytes.saturating_sub(if is_used { 0 } else { rules.bytes() });
+            is_used
+        });
+    }
+
+    /// Forgets those without sessions but for the newest, `kept_max` of them.
+    fn forget_idle(&mut self, now: Instant, kept_max: usize) {
         let age = |entry: &Entry| entry.at.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
         // First those of no use any more: anybody can name as many as he likes.
         let is_of_use = |entry: &Entry| !matches!(entry.known, Known::Nobody | Known::Refused) || age(entry) < NOBODY_LIFE;
         self.by_name.retain(|name, entry| Arc::strong_count(name) > 1 || is_of_use(entry));
         let idle = self.by_name.iter().filter(|(name, _)| Arc::strong_count(name) == 1);
         let mut ages: Vec<Duration> = idle.map(|(_, entry)| age(entry)).collect();
-        let kept = ages.len().min(IDLE_MAX);
+        let kept = ages.len().min(kept_max);
         if kept < ages.len() {
             let (_, oldest, _) = ages.select_nth_unstable(kept);
             let oldest = *oldest;
             self.by_name.retain(|name, entry| Arc::strong_count(name) > 1 || age(entry) < oldest);
         }
+        self.sweep_rules();
         self.full_at = self.by_name.len() + IDLE_MAX;
+        self.rules_full_at = self.rules_bytes + RULES_BYTES;
     }
 }
 
@@ -392,34 +560,136 @@ mod tests {
         let (bob, changed) = accounts.learn("bob", Some(account(&[("a", 1)])), now);
         assert!(!changed, "nobody held it");
         accounts.learn("idle", Some(account(&[])), now);
-        assert!(accounts.due(now + LIFE / 3).is_empty());
-        assert_eq!(accounts.due(now + LIFE / 2), ["bob".into()]);
+        let due = |now| accounts.look(now).due;
+        assert!(due(now + LIFE / 3).is_empty());
+        assert_eq!(due(now + LIFE / 2), ["bob".into()]);
         let Known::Somebody(first) = &bob.known else { panic!("somebody") };
         let (again, changed) = accounts.learn("bob", Some(account(&[("a", 1)])), now + LIFE / 2);
         assert!(matches!(&again.known, Known::Somebody(second) if Arc::ptr_eq(first, second)) && !changed);
-        assert!(accounts.due(now + LIFE / 2).is_empty());
+        assert!(due(now + LIFE / 2).is_empty());
         assert!(accounts.learn("bob", Some(account(&[("b", 1)])), now + LIFE).1);
         assert!(accounts.learn("bob", None, now + LIFE).1);
         assert!(!accounts.learn("bob", None, now + LIFE).1);
         drop((bob, again));
-        assert!(accounts.due(now + LIFE * 3).is_empty(), "it has no session any more");
+        assert!(due(now + LIFE * 3).is_empty(), "it has no session any more");
     }
 
     #[test]
     fn what_counts_until_then_is_over_then_and_told_once() {
         let (accounts, now) = (Accounts::new(Backend::Jwt, LIFE, GRACE), start());
-        let (bob, first) = accounts.learn_until("bob\0a", account(&[]), now + LIFE, now);
-        let (_, again) = accounts.learn_until("bob\0a", account(&[]), now + LIFE, now);
+        let (bob_seal, eve_seal) = ([1; 32], [2; 32]);
+        let end = Duration::from_secs(1_000);
+        let until = |seal| Term { end, seal };
+        let (bob, first) = accounts.learn_until("bob\0a", account(&[]), until(bob_seal), now);
+        let (_, again) = accounts.learn_until("bob\0a", account(&[]), until(bob_seal), now);
         assert!(Arc::ptr_eq(&first, &again) && user_of(&bob) == "bob");
-        accounts.learn_until("eve\0b", account(&[]), now + LIFE, now);
-        assert!(accounts.lapse(now + LIFE - Duration::from_millis(1)).is_empty());
-        assert_eq!(accounts.lapse(now + LIFE), HashSet::from([Arc::clone(&bob)]));
-        assert_eq!((accounts.lapse(now + LIFE), accounts.count()), (HashSet::new(), 1));
+        accounts.learn_until("eve\0b", account(&[]), until(eve_seal), now);
+        assert!(accounts.lapse(end - Duration::from_millis(1), None).is_empty());
+        assert_eq!(accounts.count(), 2);
+        // Whose seal is good no more is not believed before its time, either.
+        assert!(accounts.lapse(Duration::ZERO, Some(&HashSet::from([bob_seal]))).is_empty(), "nobody has a session by the other");
+        assert_eq!(accounts.count(), 1);
+        assert_eq!(accounts.lapse(Duration::ZERO, Some(&HashSet::from([eve_seal]))), HashSet::from([Arc::clone(&bob)]));
+        assert_eq!((accounts.lapse(end, None), accounts.count()), (HashSet::new(), 1));
         assert_eq!(accounts.follow(&bob).1, Known::Refused);
         assert_eq!((accounts.follow(&"eve".into()).1, accounts.count()), (Known::Awaited, 1));
-        drop(bob);
-        accounts.lapse(now + LIFE);
-        assert_eq!(accounts.count(), 0);
+        // And by its end, which a clock that is set right may bring nearer.
+        let (bob, _) = accounts.learn_until("bob\0a", account(&[]), until(eve_seal), now);
+        assert_eq!(accounts.lapse(end, None), HashSet::from([Arc::clone(&bob)]));
+        drop((bob, first, again));
+        accounts.lapse(end, None);
+        assert_eq!(accounts.count(), 1, "the first holds it still");
+    }
+
+    #[test]
+    fn who_is_not_found_any_more_is_shut_out_at_once_and_gone_when_that_is_said_again() {
+        let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
+        let held = accounts.learn("bob", Some(account(&[])), now).0.name;
+        let known = || accounts.follow(&held).1;
+        assert!(accounts.learn("bob", None, now + LIFE).1 && known() == Known::Missing);
+        assert!(!accounts.learn("bob", None, now + LIFE * 2 - Duration::from_millis(1)).1 && known() == Known::Missing);
+        // Whoever comes meanwhile is nobody, and where he is back he has what was his.
+        assert!(accounts.recall("bob", now + LIFE * 2).is_some_and(|found| found.is_fresh));
+        assert!(accounts.learn("bob", Some(account(&[])), now + LIFE * 2).1);
+        assert!(accounts.learn("bob", None, now + LIFE * 3).1 && known() == Known::Missing, "it counts anew");
+        assert_eq!(accounts.look(now + LIFE * 4).due, [Arc::clone(&held)]);
+        assert!(accounts.learn("bob", None, now + LIFE * 4).1 && known() == Known::Nobody);
+        // Of a session of an earlier run the same; of a service's word none ends.
+        let restored = accounts.follow(&"eve".into()).0;
+        assert!(accounts.learn("eve", None, now).1 && accounts.follow(&restored).1 == Known::Missing);
+        let service = Accounts::new(Backend::Http, LIFE, GRACE);
+        let held = service.learn("bob\0x", Some(account(&[])), now).0.name;
+        for after in 1..5 {
+            service.learn("bob\0x", None, now + LIFE * after);
+        }
+        assert_eq!(service.follow(&held).1, Known::Missing);
+        // Nobody holds this one: it is as if he had never been.
+        assert!(accounts.learn("idle", None, now).0.known == Known::Nobody);
+    }
+
+    #[test]
+    fn who_is_asked_about_in_vain_is_asked_about_seldom_and_does_not_go_on_for_ever() {
+        let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
+        let names = ["bob", "eve", "old"].map(|name| accounts.learn(name, Some(account(&[])), now).0.name);
+        accounts.learn("old", Some(account(&[])), now - LIFE);
+        let at = now + LIFE / 2;
+        let look = accounts.look(at);
+        assert_eq!(look.due.first(), Some(&names[2]), "the oldest word first");
+        assert_eq!((look.due.len(), look.oldest, look.failing, look.followed), (3, LIFE * 3 / 2, 0, 3));
+        assert_eq!(accounts.fail("bob", at), None);
+        let look = accounts.look(at + Duration::from_secs(1));
+        assert!(!look.due.contains(&names[0]) && look.failing == 1, "{look:?}");
+        assert!(accounts.look(at + LIFE / 4).due.contains(&names[0]));
+        // As long as others are answered, and he is not.
+        assert_eq!(accounts.fail("bob", at + GRACE - Duration::from_millis(1)), None);
+        assert_eq!(accounts.fail("bob", at + GRACE), Some(Arc::clone(&names[0])));
+        assert_eq!((accounts.follow(&names[0]).1, accounts.fail("bob", at + GRACE)), (Known::Refused, None));
+        assert!(accounts.learn("bob", Some(account(&[])), at + GRACE + LIFE).1, "he may come again");
+        assert_eq!(accounts.look(at + GRACE + LIFE).failing, 0);
+        assert_eq!(accounts.fail("bob", at + GRACE * 2), None, "it counts anew");
+    }
+
+    #[test]
+    fn what_is_taken_back_by_one_key_is_doubted_by_the_others() {
+        let (accounts, now) = (Accounts::new(Backend::Http, LIFE, GRACE), start());
+        let learn = |key: &str| accounts.learn(key, Some(account(&[])), now).0.name;
+        let held = ["bob\0a", "bob\0b", "bobby\0c", "bo\0d"].map(learn);
+        learn("bob\0idle");
+        let known = |key: &str| accounts.recall(key, now).map(|found| found.is_fresh);
+        // A guess takes nothing back.
+        accounts.learn("bob\0guess", Known::Refused, now);
+        assert_eq!((known("bob\0idle"), known("bob\0b")), (Some(true), Some(true)));
+        accounts.learn("bob\0a", Known::Refused, now);
+        assert_eq!((known("bob\0idle"), known("bob\0b")), (None, Some(false)));
+        assert_eq!((known("bobby\0c"), known("bo\0d")), (Some(true), Some(true)));
+        assert_eq!(accounts.look(now).due, [Arc::clone(&held[1])]);
+        accounts.learn("bob\0b", Some(account(&[])), now);
+        assert_eq!(known("bob\0b"), Some(true));
+    }
+
+    #[test]
+    fn rules_that_are_the_same_are_kept_once_and_their_bytes_are_bounded() {
+        let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
+        let rules_of = |known: &Known| match known {
+            Known::Somebody(account) => match account.granted() {
+                Granted::Rules(rules) => Arc::clone(rules),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        };
+        let [one, two] = ["bob", "eve"].map(|name| rules_of(&accounts.learn(name, Some(account(&[("own/%u", 7)])), now).0.known));
+        assert!(Arc::ptr_eq(&one, &two));
+        let filter = "x".repeat(60_000);
+        for n in 0..3 * RULES_BYTES / 2 / filter.len() {
+            let topic = format!("{n}/{filter}");
+            accounts.learn(&format!("user {n}"), Some(account(&[(&topic, 2)])), now + Duration::from_millis(n as u64));
+        }
+        let bytes = accounts.table.lock().rules_bytes;
+        let count = accounts.count();
+        let most = RULES_BYTES * 5 / 4;
+        assert!(bytes < most && count < most / filter.len(), "{bytes} {count}");
+        let _ = accounts.look(now + GRACE * 2);
+        assert_eq!((accounts.count(), accounts.table.lock().rules.len()), (0, 1), "but for what is held here");
     }
 
     #[test]
@@ -439,7 +709,7 @@ mod tests {
     fn of_a_session_of_an_earlier_run_it_is_asked_at_once() {
         let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
         let (name, known) = accounts.follow(&"bob".into());
-        assert_eq!((known, accounts.due(now)), (Known::Awaited, vec![Arc::clone(&name)]));
+        assert_eq!((known, accounts.look(now).due), (Known::Awaited, vec![Arc::clone(&name)]));
         assert!(accounts.recall("bob", now).is_none());
         assert!(accounts.learn("bob", Some(account(&[])), now).1);
         assert!(matches!(accounts.follow(&name).1, Known::Somebody(_)));

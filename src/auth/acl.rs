@@ -14,6 +14,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 
 use super::error::{FileError, Problem, excerpt};
 use crate::topic;
@@ -59,13 +60,13 @@ pub const MAY_WRITE: i64 = 2;
 pub const MAY_SUBSCRIBE: i64 = 4;
 
 /// The rules that are asked together.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
 struct Section {
     denied: Vec<Box<str>>,
     granted: Vec<Grant>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 struct Grant {
     filter: Box<str>,
     read: bool,
@@ -78,7 +79,21 @@ enum Kind {
     Grant { read: bool, write: bool },
 }
 
+/// By what rules of rows ([`Rules::of_rows`]) differ in.
+impl Hash for Rules {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.patterns, &self.subscriptions).hash(state);
+    }
+}
+
 impl Rules {
+    /// Bytes that rules of rows ([`Rules::of_rows`]) take, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        let granted = self.patterns.granted.iter().map(|grant| size_of::<Grant>() + grant.filter.len());
+        let subscriptions = self.subscriptions.iter().flatten().map(|filter| size_of::<Box<str>>() + filter.len());
+        size_of::<Self>() + granted.chain(subscriptions).sum::<usize>()
+    }
+
     /// Reads an access file.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ mod scram;
 mod users;
 
 pub use access::{Access, Identity, Place};
-pub use account::{Account, Accounts, Backend, Granted, Known, Remembered, Shown, user_of};
+pub use account::{Account, Accounts, Backend, Granted, Known, Look, Remembered, Seal, Shown, Term, user_of};
 pub use acl::{MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Rules};
 pub use error::{FileError, Problem};
 pub use password::{Hash, Record, Unusable};

@@ -20,6 +20,8 @@ pub struct Policy {
     backends: Arc<[Backend]>,
     /// What those of them have said that are no files.
     accounts: Arc<[Arc<Accounts>]>,
+    /// Whether a token stands in the place of the user name, which needs no password.
+    has_tokens_as_names: bool,
 }
 
 /// What becomes of a client that shows what a CONNECT has room for.
@@ -55,7 +57,7 @@ pub enum Standing {
     Good(Arc<Access>),
     /// Nobody can tell with which rights, until its client comes in again: it goes on with none.
     Unsure(Arc<Access>),
-    /// Its user has another password now: whoever is connected must show that. The session is still the user's.
+    /// Its user has another password now, or is not found at present: whoever is connected must show it. The session is still the user's.
     PasswordChanged(Arc<Access>),
     /// Nothing has changed for it.
     Same,
@@ -69,7 +71,7 @@ impl Policy {
     pub fn new(place: Place, allow_anonymous: bool, users: Option<Arc<Users>>, rules: Option<Arc<Rules>>) -> Self {
         let anonymous = allow_anonymous.then(|| Arc::new(Access::new(Identity::Anonymous, place.clone(), rules.clone())));
         let backends = Arc::from([Backend::Certificate, Backend::File]);
-        Self { anonymous, place, users, rules, backends, accounts: Arc::default() }
+        Self { anonymous, place, users, rules, backends, accounts: Arc::default(), has_tokens_as_names: false }
     }
 
     /// The same, asking these in this order. `accounts` has what is known of those that are no files. Without [`Backend::File`] among them nobody is in a file.
@@ -77,6 +79,12 @@ impl Policy {
     pub fn asking(self, backends: Arc<[Backend]>, accounts: Arc<[Arc<Accounts>]>) -> Self {
         let users = self.users.filter(|_| backends.contains(&Backend::File));
         Self { backends, accounts, users, ..self }
+    }
+
+    /// The same where, or where not, a token stands in the place of the user name.
+    #[must_use]
+    pub fn with_tokens_as_names(self, has_tokens_as_names: bool) -> Self {
+        Self { has_tokens_as_names, ..self }
     }
 
     /// Who is asked about a user, in this order.
@@ -91,7 +99,8 @@ impl Policy {
         let identity = Identity::Bridge { client_id: client_id.into() };
         let place = Place::default();
         let anonymous = Some(Arc::new(Access::new(identity, place.clone(), None)));
-        Self { anonymous, place, users: None, rules: None, backends: Arc::default(), accounts: Arc::default() }
+        let (backends, accounts) = (Arc::default(), Arc::default());
+        Self { anonymous, place, users: None, rules: None, backends, accounts, has_tokens_as_names: false }
     }
 
     /// Of which listener it is.
@@ -135,9 +144,10 @@ impl Policy {
     /// Judges a client that named `user_name`, and sent a password or not.
     #[must_use]
     pub fn claim(&self, user_name: Option<&str>, has_password: bool) -> Claim {
-        if !self.accounts.is_empty() {
+        if self.backends.iter().any(|by| self.accounts.iter().any(|accounts| accounts.by() == *by)) {
             match (user_name, has_password) {
                 (Some(_), true) => return Claim::Ask,
+                (Some(_), false) if self.has_tokens_as_names && self.backends.contains(&Backend::Jwt) => return Claim::Ask,
                 (Some(_), false) => return Claim::NoPassword,
                 // A token says itself whose it is.
                 (None, true) if self.backends.contains(&Backend::Jwt) => return Claim::Ask,
@@ -169,6 +179,7 @@ impl Policy {
                 let rules = match account.granted() {
                     Granted::All => None,
                     Granted::AsListener => self.rules.clone(),
+                    Granted::AsFile => Some(self.rules.clone().unwrap_or_default()),
                     Granted::Rules(rules) => Some(Arc::clone(rules)),
                 };
                 Arc::new(Access::new(identity.clone(), self.place.clone(), rules))
@@ -195,7 +206,8 @@ impl Policy {
 
     /// By what its backend has said last. Of whom it has not been asked yet nothing is decided.
     fn judge_vouched(&self, by: Backend, name: &Arc<str>, before: Option<&Arc<Account>>) -> Standing {
-        let Some(accounts) = self.accounts.iter().find(|accounts| accounts.by() == by) else {
+        let is_asked = self.backends.contains(&by);
+        let Some(accounts) = self.accounts.iter().find(|accounts| is_asked && accounts.by() == by) else {
             return Standing::Gone(Arc::new(Access::new(Identity::Unknown, self.place.clone(), Some(Arc::default()))));
         };
         let (name, known) = accounts.follow(name);
@@ -205,7 +217,9 @@ impl Policy {
         match known {
             Known::Awaited => Standing::Good(admit(before)),
             Known::Nobody => Standing::Gone(admit(before)),
-            Known::Refused => Standing::PasswordChanged(admit(before)),
+            // A token that is over was good until now. By all else nobody speaks any more, not by a will either, and what waits, waits.
+            Known::Refused if by == Backend::Jwt => Standing::PasswordChanged(admit(before)),
+            Known::Refused | Known::Missing => Standing::PasswordChanged(admit(None)),
             Known::Somebody(now) => match before {
                 Some(before) if before.record() != now.record() => Standing::PasswordChanged(admit(Some(&now))),
                 _ => Standing::Good(admit(Some(&now))),
@@ -216,6 +230,8 @@ impl Policy {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn users(text: &str) -> Option<Arc<Users>> {
@@ -285,8 +301,37 @@ mod tests {
     }
 
     #[test]
+    fn a_token_in_the_place_of_the_name_needs_no_password_and_without_rules_it_may_do_what_is_said() {
+        let accounts: Arc<[_]> = [Arc::new(Accounts::new(Backend::Jwt, Duration::MAX, Duration::ZERO))].into();
+        let policy = |backends: &[Backend], as_names, rules: Option<&str>| {
+            let rules = rules.map(|text| Arc::new(Rules::parse(text.as_bytes()).unwrap()));
+            let policy = Policy::new(Place::default(), false, None, rules).asking(backends.into(), Arc::clone(&accounts));
+            policy.with_tokens_as_names(as_names)
+        };
+        for (backends, as_names, name, has_password, is_asked) in [
+            (&[Backend::Jwt][..], true, Some("token"), false, true),
+            (&[Backend::Jwt], false, Some("token"), false, false),
+            (&[Backend::Jwt], false, None, true, true),
+            (&[Backend::File], true, Some("token"), false, false),
+        ] {
+            let claim = policy(backends, as_names, None).claim(name, has_password);
+            assert_eq!(matches!(claim, Claim::Ask), is_asked, "{backends:?} {as_names} {name:?}: {claim:?}");
+        }
+        for (granted, rules, may) in [
+            (Granted::AsListener, None, true),
+            (Granted::AsFile, None, false),
+            (Granted::AsFile, Some("user bob\ntopic t"), true),
+            (Granted::AsFile, Some("user eve\ntopic t"), false),
+            (Granted::All, Some("user eve\ntopic t"), true),
+        ] {
+            let account = Some(Arc::new(Account::new(None, granted.clone())));
+            let bob = Identity::Vouched { by: Backend::Jwt, name: "bob\0x".into(), account };
+            assert_eq!(policy(&[Backend::Jwt], false, rules).admit(&bob).may_publish("c", "t"), may, "{granted:?} {rules:?}");
+        }
+    }
+
+    #[test]
     fn users_of_a_backend_are_judged_by_its_last_word() {
-        use std::time::{Duration, Instant};
         #[expect(clippy::disallowed_methods, reason = "any moment will do")]
         let now = Instant::now();
         let accounts = Arc::new(Accounts::new(Backend::Sql, Duration::from_secs(60), Duration::from_secs(60)));
@@ -319,8 +364,19 @@ mod tests {
         accounts.learn("bob", Some(Account::new(record("c3Fs"), Granted::All)), now);
         let Standing::PasswordChanged(changed) = policy.judge(known.identity()) else { panic!("another password") };
         assert_eq!(may(&changed), (true, true, true));
+        // Not found any more: nobody speaks for him, and it is kept for him until that is said again.
         accounts.learn("bob", None, now);
+        let Standing::PasswordChanged(missing) = policy.judge(known.identity()) else { panic!("his session is kept") };
+        assert!(missing.is_awaited() && may(&missing) == (false, true, false));
+        accounts.learn("bob", Some(Account::new(record("c2Fs"), rules("t"))), now);
+        assert!(matches!(policy.judge(missing.identity()), Standing::Good(access) if may(&access) == (true, true, true)));
+        accounts.learn("bob", None, now);
+        accounts.learn("bob", None, now + Duration::from_secs(60));
         assert!(matches!(policy.judge(known.identity()), Standing::Gone(_)));
+        // At a listener that does not ask that backend he is nobody.
+        let elsewhere = Policy::new(Place::default(), true, None, None).asking([Backend::File].into(), [accounts].into());
+        assert!(matches!(elsewhere.judge(known.identity()), Standing::Gone(_)));
+        assert!(matches!(elsewhere.claim(Some("bob"), true), Claim::Granted(Identity::Anonymous)));
         // Who is in the file is nobody where that is not asked, and proves nothing to it where another is asked before.
         let with_file =
             |backends: &[Backend]| Policy::new(Place::default(), false, users(BOB), None).asking(backends.into(), Arc::default());

@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 use ureq::Agent;
+use ureq::http::HeaderValue;
+use ureq::http::header::AUTHORIZATION;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
 use super::rows::Rows;
 use super::{BackendError, Failure};
 use crate::auth::{Account, Granted, Known, Shown};
 use crate::clock;
-use crate::config::{AuthHttp, HttpFormat};
+use crate::config::{AuthHttp, HttpFormat, WithoutRules};
 
 /// The longest answer, bytes.
 const ANSWER_BYTES_MAX: u64 = 256 * 1_024;
@@ -28,6 +30,8 @@ const ANSWER_BYTES_MAX: u64 = 256 * 1_024;
 pub(super) struct Service {
     agent: Agent,
     settings: AuthHttp,
+    /// What shows it who asks: the value of a header.
+    authorization: Option<HeaderValue>,
 }
 
 /// What was answered.
@@ -48,13 +52,17 @@ impl Service {
             tls = tls.root_certs(RootCerts::from(authorities(path)?));
         }
         let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None).tls_config(tls.build());
-        Ok(Self { agent: config.build().into(), settings })
+        let authorization = settings.token_file.as_deref().map(read_token).transpose()?;
+        Ok(Self { agent: config.build().into(), settings, authorization })
     }
 
     /// Whether it can be asked: whatever it answers, but for what a proxy says in its place.
     pub(super) fn ping(&self) -> Result<(), Failure> {
         let url = self.settings.user_url.as_deref().unwrap_or_default();
-        let request = self.agent.get(url).config().timeout_global(Some(self.settings.timeout)).build();
+        let mut request = self.agent.get(url).config().timeout_global(Some(self.settings.timeout)).build();
+        if let Some(value) = &self.authorization {
+            request = request.header(AUTHORIZATION, value);
+        }
         let response = request.call().map_err(|error| Failure::Away(error.to_string()))?;
         match response.status().as_u16() {
             status @ 502..=504 => Err(Failure::Away(format!("status {status}"))),
@@ -94,14 +102,20 @@ impl Service {
                 let rows = Rows::of_json(&acl).map_err(Failure::Refused)?;
                 Granted::Rules(Arc::new(rows.rules("auth.http", name)))
             }
-            None => Granted::AsListener,
+            None => match self.settings.without_rules {
+                WithoutRules::Deny => Granted::AsFile,
+                WithoutRules::Allow => Granted::AsListener,
+            },
         };
         Ok(Known::Somebody(Arc::new(Account::showing(Arc::clone(shown), granted))))
     }
 
     fn ask(&self, key: &str, url: Option<&str>, fields: &[(&str, &str)], end: Instant) -> Result<Said, Failure> {
         let left = end.saturating_duration_since(clock::now()).max(Duration::from_millis(1));
-        let request = self.agent.post(url.unwrap_or_default()).config().timeout_global(Some(left)).build();
+        let mut request = self.agent.post(url.unwrap_or_default()).config().timeout_global(Some(left)).build();
+        if let Some(value) = &self.authorization {
+            request = request.header(AUTHORIZATION, value);
+        }
         let sent = match self.settings.format {
             HttpFormat::Json => {
                 let body = fields.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value)));
@@ -166,6 +180,20 @@ fn of_object(mut object: Map<String, Value>) -> Option<Said> {
         acl => acl,
     };
     (is_ok.is_some() || is_superuser.is_some() || acl.is_some()).then_some(Said::Yes { is_superuser, acl })
+}
+
+/// The first line of a file, as the service is shown it.
+fn read_token(path: &Path) -> Result<HeaderValue, BackendError> {
+    let key = "auth.http.token_file";
+    let text = super::read_secret(key, path)?;
+    let token = text.lines().next().unwrap_or_default().trim();
+    let value = if token.is_empty() { None } else { HeaderValue::from_str(&format!("Bearer {token}")).ok() };
+    let mut value = value.ok_or_else(|| {
+        let problem = "the first line is no token; write visible letters of ASCII".to_owned();
+        BackendError::Bad { key, path: path.to_owned(), problem }
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn authorities(path: &Path) -> Result<Vec<Certificate<'static>>, BackendError> {

@@ -6,9 +6,12 @@
 //! Invariants:
 //! - The algorithm is the key's, never the token's: a public key is not taken for a secret.
 //! - A token without an end, or for another audience, is none.
+//! - Whose key is taken away is closed as if his token had expired.
 //!
 //! Specification: RFC 7515 (JWS), RFC 7517 (JWK), RFC 7518 sections 3.2 to 3.4, RFC 7519, RFC 8037 (EdDSA), RFC 8725 (best practices).
 
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -20,26 +23,32 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, PublicK
 use jsonwebtoken::{Algorithm, DecodingKey, DecodingKeyKind, EncodingKey, Validation};
 use ring::{hmac, signature};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 use x509_parser::pem::Pem;
 use x509_parser::prelude::FromDer as _;
+use x509_parser::public_key::RSAPublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 use super::rows::Rows;
 use super::{Answer, BackendError, is_name, key_of};
-use crate::auth::{Account, Accounts, Granted};
+use crate::auth::{Account, Accounts, Granted, Seal, Term};
 use crate::clock;
-use crate::config::AuthJwt;
+use crate::config::{AuthJwt, WithoutRules};
 
 /// The longest token, bytes.
 const TOKEN_BYTES_MAX: usize = 16 * 1_024;
 /// Keys that are tried.
-const KEYS_MAX: usize = 64;
+const KEYS_MAX: usize = 16;
+/// Shorter ones of RSA are broken (NIST SP 800-131A), and longer ones take too long to look at; bits.
+const RSA_BITS: RangeInclusive<usize> = 2_048..=8_192;
+/// Of a point on P-256, uncompressed; bytes.
+const EC_POINT_BYTES: usize = 65;
+/// Of a public key of Ed25519; bytes.
+const ED_KEY_BYTES: usize = 32;
 /// Shorter secrets are guessed (RFC 7518 section 3.2), bytes.
 const SECRET_BYTES_MIN: usize = 32;
 /// A token is good this much before its time, for clocks differ; seconds.
 const LEEWAY_SECONDS: u64 = 30;
-/// And at the longest so long.
-const LIFE_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// See the module's page.
 pub(super) struct Tokens {
@@ -53,6 +62,8 @@ pub(super) struct Key {
     id: Option<String>,
     key: DecodingKey,
     validation: Validation,
+    /// By which words are told apart that were found good by it.
+    seal: Seal,
 }
 
 impl std::fmt::Debug for Tokens {
@@ -76,28 +87,33 @@ impl Tokens {
         read_keys(&self.settings)
     }
 
-    /// Tokens are found good by these from now on.
-    pub(super) fn replace(&self, keys: Vec<Key>) {
+    /// Tokens are found good by these from now on. Who is here by one that is no longer among them.
+    pub(super) fn replace(&self, keys: Vec<Key>) -> HashSet<Arc<str>> {
+        let seals = keys.iter().map(|key| key.seal).collect();
         self.keys.store(Arc::new(keys));
+        self.accounts.lapse(clock::unix_time(), Some(&seals))
     }
 
     /// Looks at what a client shows that calls itself `name`, or nothing. What is no token at all is for others to look at.
     pub(super) fn read(&self, name: &str, password: &str) -> Answer {
         let token = if self.settings.in_user_name { name } else { password };
-        let Ok(header) = jsonwebtoken::decode_header(token) else { return Answer::Nobody };
         if token.len() > TOKEN_BYTES_MAX {
-            return Answer::Refused;
+            return Answer::Nobody;
         }
-        let keys = self.keys.load();
+        let Ok(header) = jsonwebtoken::decode_header(token) else { return Answer::Nobody };
+        let keys = self.keys.load_full();
         let could = |key: &&Key| {
             key.validation.algorithms.contains(&header.alg) && (header.kid.is_none() || key.id.is_none() || key.id == header.kid)
         };
         let claims = keys.iter().filter(could).find_map(|key| {
             let decoded = jsonwebtoken::decode::<Map<String, Value>>(token, &key.key, &key.validation);
-            decoded.inspect_err(|error| tracing::debug!(%error, "auth.jwt: a token is not good")).ok()
+            let decoded = decoded.inspect_err(|error| tracing::debug!(%error, "auth.jwt: a token is not good")).ok()?;
+            Some((decoded.claims, key.seal))
         });
-        let Some(claims) = claims else { return Answer::Refused };
-        match self.admit(&claims.claims, token, name) {
+        let Some((claims, seal)) = claims else { return Answer::Refused };
+        match self.admit(&claims, seal, token, name) {
+            // They were changed meanwhile, and those who were here by then have been looked at.
+            Ok(_) if !Arc::ptr_eq(&keys, &self.keys.load()) => self.read(name, password),
             Ok(answer) => answer,
             Err(problem) => {
                 tracing::debug!(problem, "auth.jwt: a token is not good");
@@ -106,8 +122,8 @@ impl Tokens {
         }
     }
 
-    fn admit(&self, claims: &Map<String, Value>, token: &str, name: &str) -> Result<Answer, String> {
-        let AuthJwt { in_user_name, user_claim, acl_claim, .. } = &self.settings;
+    fn admit(&self, claims: &Map<String, Value>, seal: Seal, token: &str, name: &str) -> Result<Answer, String> {
+        let AuthJwt { in_user_name, user_claim, acl_claim, without_rules, .. } = &self.settings;
         let user = claims.get(user_claim).and_then(Value::as_str).filter(|user| is_name(user));
         let user = user.ok_or_else(|| format!("it has no user name in {user_claim}"))?;
         if !in_user_name && !name.is_empty() && name != user {
@@ -115,13 +131,14 @@ impl Tokens {
         }
         let granted = match claims.get(acl_claim).filter(|_| !acl_claim.is_empty()) {
             Some(acl) => Granted::Rules(Arc::new(Rows::of_json(acl)?.rules("auth.jwt.acl_claim", user))),
-            None => Granted::AsListener,
+            None if *without_rules == WithoutRules::Allow => Granted::AsListener,
+            None => Granted::AsFile,
         };
-        let (unix, now) = clock::both();
-        let end = claims.get("exp").and_then(Value::as_f64).unwrap_or_default();
-        let left = Duration::try_from_secs_f64(end - unix.as_secs_f64()).map_err(|_| "it has expired".to_owned())?;
+        let end = claims.get("exp").and_then(Value::as_f64).and_then(|end| Duration::try_from_secs_f64(end).ok());
+        let end = end.filter(|end| *end > clock::unix_time()).ok_or_else(|| "it has expired".to_owned())?;
         let key = key_of(user, &[token]);
-        let (name, account) = self.accounts.learn_until(&key, Account::new(None, granted), now + left.min(LIFE_MAX), now);
+        let term = Term { end, seal };
+        let (name, account) = self.accounts.learn_until(&key, Account::new(None, granted), term, clock::now());
         Ok(Answer::Somebody { name, account, is_new: true })
     }
 }
@@ -133,7 +150,16 @@ fn read_keys(settings: &AuthJwt) -> Result<Vec<Key>, BackendError> {
         let text = std::fs::read(path).map_err(|source| unreadable("auth.jwt.key_file", path, source))?;
         let found = if text.trim_ascii_start().starts_with(b"{") { of_jwks(&text) } else { of_pem(&text) };
         for (id, algorithm, key) in found.map_err(wrong)? {
-            keys.push(Key { id, key, validation: validation(settings, algorithm) });
+            if !is_usable(algorithm, &key) {
+                return Err(wrong(format!(
+                    "a key in it ({}) is damaged or too short; RSA has {} to {} bits",
+                    id.as_deref().unwrap_or("without an id"),
+                    RSA_BITS.start(),
+                    RSA_BITS.end()
+                )));
+            }
+            let seal = seal_of(&key);
+            keys.push(Key { id, key, validation: validation(settings, algorithm), seal });
         }
         if keys.is_empty() || keys.len() > KEYS_MAX {
             return Err(wrong(format!(
@@ -154,9 +180,41 @@ fn read_keys(settings: &AuthJwt) -> Result<Vec<Key>, BackendError> {
             )));
         }
         let key = DecodingKey::from_secret(secret).map_err(|error| wrong(error.to_string()))?;
-        keys.push(Key { id: None, key, validation: validation(settings, Algorithm::HS256) });
+        let seal = seal_of(&key);
+        keys.push(Key { id: None, key, validation: validation(settings, Algorithm::HS256), seal });
+    }
+    if settings.issuer.is_none() && settings.audience.is_none() {
+        tracing::warn!(
+            "auth.jwt names neither issuer nor audience: each token that was signed by its keys lets in, whatever it was made for"
+        );
     }
     Ok(keys)
+}
+
+/// What is no key would be found out with the first token, and look as if that were bad.
+fn is_usable(algorithm: Algorithm, key: &DecodingKey) -> bool {
+    match (algorithm, key.kind()) {
+        (Algorithm::RS256, DecodingKeyKind::RsaModulusExponent { n, .. }) => {
+            let leading = n.iter().take_while(|byte| **byte == 0).count();
+            let first = n.get(leading).map_or(0, |byte| byte.leading_zeros() as usize);
+            RSA_BITS.contains(&((n.len() - leading) * 8).saturating_sub(first))
+        }
+        (Algorithm::RS256, DecodingKeyKind::SecretOrDer(der)) => {
+            RSAPublicKey::from_der(der).is_ok_and(|(_, key)| RSA_BITS.contains(&key.key_size()))
+        }
+        (Algorithm::ES256, DecodingKeyKind::SecretOrDer(point)) => point.len() == EC_POINT_BYTES && point.starts_with(&[4]),
+        (Algorithm::EdDSA, DecodingKeyKind::SecretOrDer(point)) => point.len() == ED_KEY_BYTES,
+        _ => false,
+    }
+}
+
+fn seal_of(key: &DecodingKey) -> Seal {
+    let hash = Sha256::new();
+    let hash = match key.kind() {
+        DecodingKeyKind::SecretOrDer(bytes) => hash.chain_update(bytes),
+        DecodingKeyKind::RsaModulusExponent { n, e } => hash.chain_update(n).chain_update(e),
+    };
+    hash.finalize().into()
 }
 
 fn unreadable(key: &'static str, path: &Path, source: std::io::Error) -> BackendError {
@@ -395,6 +453,7 @@ mod tests {
             ("bob", format!("{good}.x"), "-"),
             ("bob", "pass.wo.rd".to_owned(), "-"),
             ("bob", String::new(), "-"),
+            ("bob", format!("{good}{}", "x".repeat(TOKEN_BYTES_MAX)), "-"),
         ] {
             assert_eq!(who(&plain, name, &token), expected, "{token}");
         }
@@ -409,9 +468,38 @@ mod tests {
         let token = by_secret(&json!({"alg": "HS256"}), &claims, SECRET.as_bytes());
         let Answer::Somebody { name, account, .. } = tokens.read("bob", &token) else { panic!("he is good") };
         assert!(matches!(account.granted(), Granted::Rules(_)));
-        let now = clock::now();
-        assert!(tokens.accounts.lapse(now + Duration::from_secs(3_500)).is_empty());
-        assert!(tokens.accounts.lapse(now + Duration::from_secs(3_601)).contains(&name));
+        let now = clock::unix_time();
+        assert!(tokens.accounts.lapse(now + Duration::from_secs(3_500), None).is_empty());
+        assert!(tokens.accounts.lapse(now + Duration::from_secs(3_601), None).contains(&name));
+        // And with its key.
+        let Answer::Somebody { name, .. } = tokens.read("bob", &token) else { panic!("he is good again") };
+        let keys = tokens.read_anew().unwrap_or_default();
+        assert!(keys.is_empty(), "its directory is gone");
+        assert_eq!(tokens.replace(keys), HashSet::from([name]));
+        assert!(matches!(tokens.read("bob", &token), Answer::Refused));
+    }
+
+    #[test]
+    fn without_rules_a_token_opens_nothing_unless_that_is_said() {
+        let claims = json!({"sub": "bob", "exp": in_seconds(60)});
+        let token = by_secret(&json!({"alg": "HS256"}), &claims, SECRET.as_bytes());
+        for (without_rules, expected) in [(WithoutRules::Deny, Granted::AsFile), (WithoutRules::Allow, Granted::AsListener)] {
+            let tokens = of_secret(|settings| settings.without_rules = without_rules);
+            let Answer::Somebody { account, .. } = tokens.read("bob", &token) else { panic!("he is good") };
+            assert_eq!(account.granted(), &expected);
+        }
+    }
+
+    #[test]
+    fn keys_that_can_verify_nothing_are_named_at_the_start() {
+        let coded = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        let rsa = |bytes: usize| json!({"kty": "RSA", "kid": "short", "n": coded(&vec![0xff; bytes]), "e": "AQAB"});
+        assert!(of_keys(&json!({"keys": [rsa(256)]}).to_string()).is_ok());
+        let ed = json!({"kty": "OKP", "crv": "Ed25519", "kid": "short", "x": coded(&[1; 31])});
+        for key in [rsa(128), ed] {
+            let error = of_keys(&json!({"keys": [key]}).to_string()).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains("(short) is damaged or too short"), "{key}: {error}");
+        }
     }
 
     #[test]

@@ -2,43 +2,36 @@
 //! where clients are served. Tokens, which ask nobody, are looked at here as well.
 //!
 //! What is heard is kept by `auth`'s [`Accounts`], which also says for how long it counts. Of users with sessions here the backend is asked again in time, and
-//! whoever has started this is told when something has changed.
+//! whoever has started this is told when something has changed. How one backend is asked, and how often, is `clerk`'s; what it is asked, `sql`'s and `http`'s.
 //!
-//! Invariants:
-//! - An error is never an answer: who is not remembered waits outside while a backend is away.
-//! - Of one user it is asked once at a time, of [`REQUESTS_MAX`] users at most; what is more is told so at once.
-//! - While a backend is away it is asked for a sign of life, once in [`PROBE_INTERVAL`], and nothing else. That it is away is said by a connection that cannot be had or a sign of
-//!   life that does not come: not by what was asked of one user.
+//! Invariant: an error is never an answer. Who is not remembered waits outside while a backend is away.
 
+mod clerk;
 mod http;
 mod jwt;
 mod rows;
 #[cfg(feature = "auth-sql")]
 mod sql;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use sha2::{Digest, Sha256};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::auth::{Account, Accounts, Backend, Known, Remembered, Shown, user_of};
-use crate::config::Auth;
-use crate::log_rate::LogRate;
-use crate::metrics::{Counter, Sample};
+use self::clerk::{AT_DOOR_MAX, Ask, Clerk, News, Request, State, Terms, answer};
+use crate::auth::{Account, Accounts, Backend, Known, Shown, user_of};
+use crate::config::{Asking, Auth};
+use crate::metrics::Sample;
 use crate::{clock, task};
 
-/// Users of whom it is asked at once.
-const REQUESTS_MAX: usize = 1_000;
-/// Between two looks whether a backend that is away has come back.
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks of whom it is to be asked again, at most; where little time is left for it, the eighth part of that.
-const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(1);
+/// Between two looks whose tokens have expired.
+const TOKENS_INTERVAL: Duration = Duration::from_secs(1);
 /// Names that are longer are nobody's, bytes.
 const NAME_BYTES_MAX: usize = 1_024;
 
@@ -123,16 +116,9 @@ pub struct Opened {
 
 /// One that is to be asked.
 struct Plan {
-    source: Source,
+    source: Arc<Source>,
     accounts: Arc<Accounts>,
     terms: Terms,
-}
-
-/// How one is asked.
-#[derive(Clone, Copy, Debug)]
-struct Terms {
-    life: Duration,
-    pool_size: usize,
 }
 
 /// Who is asked.
@@ -150,22 +136,22 @@ pub struct Backends(Arc<Desk>);
 struct Desk {
     windows: Vec<Window>,
     tokens: Option<Arc<jwt::Tokens>>,
+    news: Arc<News>,
 }
 
 /// Where one backend is asked.
-#[derive(Debug)]
 struct Window {
     accounts: Arc<Accounts>,
     requests: mpsc::Sender<Request>,
     state: Arc<State>,
+    #[cfg(feature = "auth-sql")]
+    source: Arc<Source>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    is_away: AtomicBool,
-    is_failing: AtomicBool,
-    asked: Counter,
-    failed: Counter,
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window").field("by", &self.accounts.by()).field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 /// Ends the thread when it is dropped.
@@ -175,15 +161,40 @@ pub struct Handle {
     _stop: watch::Sender<()>,
 }
 
-/// Keys that have been read anew, and are not yet in force.
-pub struct Renewal(Option<Vec<jwt::Key>>);
+/// What has been read anew, and is not yet in force.
+pub struct Renewal {
+    keys: Option<Vec<jwt::Key>>,
+    #[cfg(feature = "auth-sql")]
+    place: Option<sql::Place>,
+}
 
-#[derive(Debug)]
-struct Request {
-    /// See [`Accounts`].
+/// What comes of asking about a user.
+#[must_use]
+pub enum Inquiry<'a> {
+    /// It is known already, or cannot be asked.
+    Known(Answer),
+    /// It is to be asked.
+    Open(Question<'a>),
+}
+
+/// See [`Inquiry`].
+pub struct Question<'a> {
+    window: &'a Window,
     name: String,
     shown: Option<Arc<Shown>>,
-    answer: oneshot::Sender<Answer>,
+    is_anew: bool,
+}
+
+impl Question<'_> {
+    /// Waits for the answer.
+    pub async fn ask(self) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        let Self { window, name, shown, is_anew } = self;
+        match window.requests.try_send(Request { name, shown, is_anew, since: clock::now(), answer }) {
+            Ok(()) => answered.await.unwrap_or(Answer::Away),
+            Err(_) => Answer::Busy,
+        }
+    }
 }
 
 impl Opened {
@@ -199,17 +210,16 @@ impl Opened {
         }
         #[cfg(feature = "auth-sql")]
         if let Some((dsn_file, sql)) = auth.sql.as_ref().and_then(|sql| Some((sql.dsn_file.as_ref()?, sql))) {
-            let kept = Arc::new(Accounts::new(Backend::Sql, sql.cache_ttl, sql.cache_grace));
+            let kept = Arc::new(accounts_of(Backend::Sql, sql.asking()));
             accounts.push(Arc::clone(&kept));
-            let terms = Terms { life: sql.cache_ttl, pool_size: sql.pool_size };
-            let source = Source::Sql(Box::new(sql::Database::new(dsn_file, sql.clone())?));
-            plans.push(Plan { source, accounts: kept, terms });
+            let source = Arc::new(Source::Sql(Box::new(sql::Database::new(dsn_file, sql.clone())?)));
+            plans.push(Plan { source, accounts: kept, terms: Terms::new(sql.asking()) });
         }
         if let Some(http) = &auth.http {
-            let kept = Arc::new(Accounts::new(Backend::Http, http.cache_ttl, http.cache_grace));
+            let kept = Arc::new(accounts_of(Backend::Http, http.asking()));
             accounts.push(Arc::clone(&kept));
-            let terms = Terms { life: http.cache_ttl, pool_size: http.pool_size };
-            plans.push(Plan { source: Source::Http(Arc::new(http::Service::new(http.clone())?)), accounts: kept, terms });
+            let source = Arc::new(Source::Http(Arc::new(http::Service::new(http.clone())?)));
+            plans.push(Plan { source, accounts: kept, terms: Terms::new(http.asking()) });
         }
         let tokens = match &auth.jwt {
             Some(jwt) => {
@@ -237,15 +247,23 @@ impl Opened {
             return Ok(None);
         }
         let tokens = self.accounts.iter().find(|accounts| accounts.by() == Backend::Jwt).cloned();
-        let (mut windows, mut clerks) = (Vec::new(), Vec::new());
+        let (mut windows, mut clerks, news) = (Vec::new(), Vec::new(), Arc::<News>::default());
         for Plan { source, accounts, terms } in self.plans {
-            let (requests, requests_out) = mpsc::channel(REQUESTS_MAX);
-            let state = Arc::<State>::default();
-            windows.push(Window { accounts: Arc::clone(&accounts), requests, state: Arc::clone(&state) });
-            clerks.push((source, accounts, state, terms, requests_out));
+            let (requests, requests_out) = mpsc::channel(AT_DOOR_MAX);
+            let state = Arc::new(State::new(terms));
+            let clerk = Clerk::new(Arc::clone(&source), Arc::clone(&accounts), Arc::clone(&state), terms, Arc::clone(&news));
+            clerks.push((clerk, requests_out));
+            windows.push(Window {
+                accounts,
+                requests,
+                state,
+                #[cfg(feature = "auth-sql")]
+                source,
+            });
         }
         let (stop, mut stopped) = watch::channel(());
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
+        let news_here = Arc::clone(&news);
         let body = move || {
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
@@ -254,13 +272,13 @@ impl Opened {
             let _ = ready.send(Ok(()));
             runtime.block_on(async {
                 let mut tasks = task::TaskSet::default();
-                for (source, accounts, state, terms, requests) in clerks {
-                    let clerk = Clerk::new(source, accounts, state, terms, Arc::clone(&on_change));
+                for (clerk, requests) in clerks {
                     tasks.spawn(clerk.run(requests));
                 }
                 if let Some(accounts) = tokens {
-                    tasks.spawn(watch_tokens(accounts, on_change));
+                    tasks.spawn(watch_tokens(accounts, Arc::clone(&news_here)));
                 }
+                tasks.spawn(news_here.tell(on_change));
                 loop {
                     tokio::select! {
                         _ = stopped.changed() => return,
@@ -272,13 +290,12 @@ impl Opened {
         };
         task::thread("backends", body)?;
         is_ready.recv().unwrap_or_else(|_| Err(std::io::Error::other("it ended at once")))?;
-        let backends = Backends(Arc::new(Desk { windows, tokens: self.tokens }));
+        let backends = Backends(Arc::new(Desk { windows, tokens: self.tokens, news }));
         Ok(Some(Handle { backends, _stop: stop }))
     }
 }
 
-impl Source {
-    /// Whether it can be asked.
+impl Ask for Source {
     async fn ping(&self) -> Result<(), Failure> {
         match self {
             #[cfg(feature = "auth-sql")]
@@ -290,13 +307,12 @@ impl Source {
         }
     }
 
-    /// Asks about a user by name, and what he has shown.
-    async fn look_up(&self, name: &str, shown: Option<&Arc<Shown>>) -> Result<Known, Failure> {
+    async fn look_up(&self, key: &str, shown: Option<&Arc<Shown>>) -> Result<Known, Failure> {
         match self {
             #[cfg(feature = "auth-sql")]
-            Self::Sql(database) => database.look_up(name).await.map(Known::from),
+            Self::Sql(database) => database.look_up(key).await.map(Known::from),
             Self::Http(service) => {
-                let (service, name, shown) = (Arc::clone(service), user_of(name).to_owned(), shown.cloned());
+                let (service, name, shown) = (Arc::clone(service), user_of(key).to_owned(), shown.cloned());
                 let Some(shown) = shown else { return Ok(Known::Nobody) };
                 let asked = task::blocking(move || service.look_up(&name, &shown)).await;
                 asked.unwrap_or_else(|| Err(Failure::Doubtful("it was not asked".to_owned())))
@@ -315,18 +331,27 @@ impl Handle {
     /// Those that cannot be asked now, or do not answer what they are asked.
     #[must_use]
     pub fn failing(&self) -> Vec<&'static str> {
-        let is_failing = |window: &&Window| window.state.is_failing.load(Ordering::Relaxed) || window.requests.is_closed();
+        let now = clock::now();
+        let is_failing = |window: &&Window| window.is_failing(now);
         self.backends.0.windows.iter().filter(is_failing).map(|window| window.accounts.by().name()).collect()
     }
 
     /// What is counted.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample> {
-        let samples = self.backends.0.windows.iter().flat_map(|Window { accounts, state, .. }| {
-            let is_up = !state.is_failing.load(Ordering::Relaxed);
+        let now = clock::now();
+        let samples = self.backends.0.windows.iter().flat_map(|window| {
+            let Window { accounts, state, .. } = window;
+            let oldest = state.oldest_ms.load(Ordering::Relaxed) as f64 / 1_000.0;
             [
-                Sample::gauge("auth_up", "Whether a backend of [auth] answers", f64::from(u8::from(is_up))),
+                Sample::gauge("auth_up", "Whether a backend of [auth] answers", f64::from(u8::from(!window.is_failing(now)))),
                 Sample::gauge("auth_users", "Users of a backend that are remembered", accounts.count() as f64),
+                Sample::gauge(
+                    "auth_users_failing",
+                    "Users with sessions of whom it gave no answer when it was asked last",
+                    state.users_failing.load(Ordering::Relaxed) as f64,
+                ),
+                Sample::gauge("auth_oldest_seconds", "Age of the oldest word that counts for a user with a session", oldest),
                 Sample::counter("auth_asked", "Times that a backend was asked about a user", state.asked.value()),
                 Sample::counter("auth_failed", "Times that it did not answer that", state.failed.value()),
             ]
@@ -337,38 +362,64 @@ impl Handle {
         samples
     }
 
-    /// Reads the keys of tokens anew.
+    /// Reads the keys of tokens and where the database is anew.
     ///
     /// # Errors
     /// See [`BackendError`]: nothing has changed then.
     pub fn read_anew(&self) -> Result<Renewal, BackendError> {
-        Ok(Renewal(self.backends.0.tokens.as_ref().map(|tokens| tokens.read_anew()).transpose()?))
+        let keys = self.backends.0.tokens.as_ref().map(|tokens| tokens.read_anew()).transpose()?;
+        #[cfg(feature = "auth-sql")]
+        let place = self.database().map(sql::Database::read_anew).transpose()?;
+        Ok(Renewal {
+            keys,
+            #[cfg(feature = "auth-sql")]
+            place,
+        })
     }
 
-    /// What comes in from now on is judged by these. Who is in stays until its token expires.
-    pub fn renew(&self, Renewal(keys): Renewal) {
-        if let (Some(tokens), Some(keys)) = (&self.backends.0.tokens, keys) {
-            tokens.replace(keys);
+    /// What comes in from now on is judged by these keys, and who came in by one that is no longer among them has to show a new token. The database is asked at that place.
+    pub fn renew(&self, renewal: Renewal) {
+        let Desk { tokens, news, .. } = &*self.backends.0;
+        if let (Some(tokens), Some(keys)) = (tokens, renewal.keys) {
+            news.add(tokens.replace(keys));
         }
+        #[cfg(feature = "auth-sql")]
+        if let (Some(database), Some(place)) = (self.database(), renewal.place) {
+            database.replace(place);
+        }
+    }
+
+    #[cfg(feature = "auth-sql")]
+    fn database(&self) -> Option<&sql::Database> {
+        self.backends.0.windows.iter().find_map(|window| match &*window.source {
+            Source::Sql(database) => Some(&**database),
+            Source::Http(_) => None,
+        })
+    }
+}
+
+impl Window {
+    fn is_failing(&self, now: Instant) -> bool {
+        self.state.is_failing(now) || self.requests.is_closed()
     }
 }
 
 impl Backends {
-    /// What is known of a user of that backend. `anew`: it is asked, whatever is known.
-    pub async fn look_up(&self, by: Backend, name: &str, anew: bool) -> Answer {
+    /// About a user of that backend. `is_anew`: it is to be asked, whatever is known.
+    pub fn look_up(&self, by: Backend, name: &str, is_anew: bool) -> Inquiry<'_> {
         if !is_name(name) {
-            return Answer::Nobody;
+            return Inquiry::Known(Answer::Nobody);
         }
-        self.ask(by, name, None, anew).await
+        self.inquire(by, name.to_owned(), None, is_anew)
     }
 
-    /// What that backend says of a user who has shown a password, which only it can look at.
-    pub async fn show(&self, by: Backend, name: &str, client_id: &str, password: &str) -> Answer {
+    /// About a user who has shown a password, which only that backend can look at.
+    pub fn show(&self, by: Backend, name: &str, client_id: &str, password: &str) -> Inquiry<'_> {
         if !is_name(name) {
-            return Answer::Nobody;
+            return Inquiry::Known(Answer::Nobody);
         }
-        let key = key_of(name, &[client_id, password]);
-        self.ask(by, &key, Some(Arc::new(Shown { client_id: client_id.into(), password: password.into() })), false).await
+        let shown = || Arc::new(Shown { client_id: client_id.into(), password: password.into() });
+        self.inquire(by, key_of(name, &[client_id, password]), Some(&shown), false)
     }
 
     /// Looks at a token of a client that calls itself `name`.
@@ -377,21 +428,23 @@ impl Backends {
         self.0.tokens.as_ref().map_or(Answer::Nobody, |tokens| tokens.read(name, token))
     }
 
-    async fn ask(&self, by: Backend, name: &str, shown: Option<Arc<Shown>>, anew: bool) -> Answer {
-        let Some(window) = self.0.windows.iter().find(|window| window.accounts.by() == by) else { return Answer::Nobody };
-        let remembered = window.accounts.recall(name, clock::now());
+    fn inquire(&self, by: Backend, name: String, shown: Option<&dyn Fn() -> Arc<Shown>>, is_anew: bool) -> Inquiry<'_> {
+        let Some(window) = self.0.windows.iter().find(|window| window.accounts.by() == by) else {
+            return Inquiry::Known(Answer::Nobody);
+        };
+        let remembered = window.accounts.recall(&name, clock::now());
         if window.state.is_away.load(Ordering::Relaxed) {
-            return remembered.map_or(Answer::Away, |remembered| answer(remembered, false));
+            return Inquiry::Known(remembered.map_or(Answer::Away, |remembered| answer(remembered, false)));
         }
-        if let Some(remembered) = remembered.filter(|remembered| remembered.is_fresh && !anew) {
-            return answer(remembered, false);
+        if let Some(remembered) = remembered.filter(|remembered| remembered.is_fresh && !is_anew) {
+            return Inquiry::Known(answer(remembered, false));
         }
-        let (asked, answered) = oneshot::channel();
-        match window.requests.try_send(Request { name: name.to_owned(), shown, answer: asked }) {
-            Ok(()) => answered.await.unwrap_or(Answer::Away),
-            Err(_) => Answer::Busy,
-        }
+        Inquiry::Open(Question { window, name, shown: shown.map(|shown| shown()), is_anew })
     }
+}
+
+fn accounts_of(by: Backend, Asking { cache_ttl, cache_grace, .. }: Asking) -> Accounts {
+    Accounts::new(by, cache_ttl, cache_grace)
 }
 
 /// Whether that can be a user's name.
@@ -409,245 +462,12 @@ fn key_of(name: &str, shown: &[&str]) -> String {
 }
 
 /// Tells whose tokens have expired.
-async fn watch_tokens(accounts: Arc<Accounts>, on_change: OnChange) {
-    let mut look = tokio::time::interval(LOOK_INTERVAL_MAX);
+async fn watch_tokens(accounts: Arc<Accounts>, news: Arc<News>) {
+    let mut look = tokio::time::interval(TOKENS_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        let over = accounts.lapse(clock::now());
-        if !over.is_empty() {
-            on_change(&over);
-        }
-    }
-}
-
-fn answer(remembered: Remembered, is_new: bool) -> Answer {
-    match remembered.known {
-        Known::Somebody(account) => Answer::Somebody { name: remembered.name, account, is_new },
-        Known::Nobody => Answer::Nobody,
-        Known::Refused => Answer::Refused,
-        Known::Awaited => Answer::Away,
-    }
-}
-
-/// What has been heard.
-enum Heard {
-    OfUser {
-        name: Arc<str>,
-        found: Result<Known, Failure>,
-        is_refresh: bool,
-    },
-    /// Of a sign of life.
-    Ping(Result<(), Failure>),
-}
-
-/// Asks one backend.
-struct Clerk {
-    source: Arc<Source>,
-    accounts: Arc<Accounts>,
-    state: Arc<State>,
-    terms: Terms,
-    on_change: OnChange,
-    /// As many are asked at once.
-    permits: Arc<Semaphore>,
-    tasks: task::TaskSet,
-    heard: (mpsc::Sender<Heard>, mpsc::Receiver<Heard>),
-    /// Of whom it is asked now, and who waits for that.
-    waiting: HashMap<Arc<str>, Vec<oneshot::Sender<Answer>>, ahash::RandomState>,
-    /// Of whom it is to be asked again.
-    due: VecDeque<Arc<str>>,
-    refreshing: usize,
-    probed: Option<Instant>,
-    changed: HashSet<Arc<str>>,
-    log: LogRate,
-}
-
-impl Clerk {
-    fn new(source: Source, accounts: Arc<Accounts>, state: Arc<State>, terms: Terms, on_change: OnChange) -> Self {
-        Self {
-            source: Arc::new(source),
-            accounts,
-            state,
-            terms,
-            on_change,
-            permits: Arc::new(Semaphore::new(terms.pool_size)),
-            tasks: task::TaskSet::default(),
-            heard: mpsc::channel(REQUESTS_MAX),
-            waiting: HashMap::default(),
-            due: VecDeque::new(),
-            refreshing: 0,
-            probed: None,
-            changed: HashSet::new(),
-            log: LogRate::default(),
-        }
-    }
-
-    async fn run(mut self, mut requests: mpsc::Receiver<Request>) {
-        let mut look = tokio::time::interval((self.terms.life / 8).min(LOOK_INTERVAL_MAX));
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // An operator is to see at the start, and not with the first client, that it cannot be asked.
-        self.probe(clock::now());
-        loop {
-            tokio::select! {
-                Some(heard) = self.heard.1.recv() => self.hear(heard),
-                Some(request) = requests.recv() => self.take(request),
-                _ = look.tick() => self.look(),
-                () = self.tasks.ended() => {}
-            }
-            self.refresh();
-        }
-    }
-
-    /// Somebody is at the door.
-    fn take(&mut self, Request { name, shown, answer: asked }: Request) {
-        if let Some(waiting) = self.waiting.get_mut(name.as_str()) {
-            waiting.push(asked);
-            return;
-        }
-        if self.waiting.len() >= REQUESTS_MAX {
-            // Whoever asked may be gone.
-            let _ = asked.send(Answer::Busy);
-            return;
-        }
-        let name: Arc<str> = name.into();
-        self.waiting.insert(Arc::clone(&name), vec![asked]);
-        self.ask(name, shown, false);
-    }
-
-    fn ask(&mut self, name: Arc<str>, shown: Option<Arc<Shown>>, is_refresh: bool) {
-        let (source, permits, state) = (Arc::clone(&self.source), Arc::clone(&self.permits), Arc::clone(&self.state));
-        let heard = self.heard.0.clone();
-        self.tasks.spawn(async move {
-            let Ok(_permit) = permits.acquire().await else { return };
-            let found = if state.is_away.load(Ordering::Relaxed) {
-                Err(Failure::Away("it was away already".to_owned()))
-            } else {
-                state.asked.add(1);
-                source.look_up(&name, shown.as_ref()).await
-            };
-            // The clerk outlives its tasks.
-            let _ = heard.send(Heard::OfUser { name, found, is_refresh }).await;
-        });
-    }
-
-    fn hear(&mut self, heard: Heard) {
-        let (name, found, is_refresh) = match heard {
-            Heard::Ping(Ok(())) => {
-                if self.state.is_away.swap(false, Ordering::Relaxed) {
-                    tracing::info!(backend = self.accounts.by().name(), "it answers again");
-                    self.state.is_failing.store(false, Ordering::Relaxed);
-                }
-                return;
-            }
-            Heard::Ping(Err(failure)) => {
-                if !self.state.is_away.load(Ordering::Relaxed) {
-                    self.fail(&failure, clock::now());
-                }
-                return;
-            }
-            Heard::OfUser { name, found, is_refresh } => (name, found, is_refresh),
-        };
-        self.refreshing -= usize::from(is_refresh);
-        let now = clock::now();
-        let waiting = self.waiting.remove(&name).unwrap_or_default();
-        let answer = match found {
-            Ok(known) => {
-                // Of a service that is being changed, or of what stands before it, 404 is heard as well: that ends nobody's session.
-                let known = match known {
-                    Known::Nobody if is_refresh && self.accounts.by() == Backend::Http => Known::Refused,
-                    known => known,
-                };
-                self.state.is_failing.store(false, Ordering::Relaxed);
-                let (remembered, has_changed) = self.accounts.learn(&name, known, now);
-                if has_changed {
-                    self.changed.insert(Arc::clone(&remembered.name));
-                }
-                answer(remembered, true)
-            }
-            Err(failure) => {
-                self.fail(&failure, now);
-                self.accounts.recall(&name, now).map_or(Answer::Away, |remembered| answer(remembered, false))
-            }
-        };
-        for asked in waiting {
-            // Whoever asked may be gone.
-            let _ = asked.send(answer.clone());
-        }
-    }
-
-    fn fail(&mut self, failure: &Failure, now: Instant) {
-        self.state.failed.add(1);
-        self.state.is_failing.store(true, Ordering::Relaxed);
-        let backend = self.accounts.by().name();
-        match failure {
-            Failure::Away(problem) => {
-                if !self.state.is_away.swap(true, Ordering::Relaxed) {
-                    tracing::error!(backend, problem, "it cannot be asked; who is not remembered does not get in");
-                }
-            }
-            Failure::Doubtful(problem) => {
-                if let Some(left_out) = self.log.permit("doubtful", now) {
-                    tracing::error!(backend, problem, left_out, "what was asked of a user has failed");
-                }
-                self.probe(now);
-            }
-            Failure::Refused(problem) => {
-                if let Some(left_out) = self.log.permit("refused", now) {
-                    tracing::error!(backend, problem, left_out, "it does not answer what it is asked");
-                }
-            }
-        }
-    }
-
-    /// Now and then.
-    fn look(&mut self) {
-        let now = clock::now();
-        if !self.changed.is_empty() {
-            (self.on_change)(&std::mem::take(&mut self.changed));
-        }
-        if self.state.is_away.load(Ordering::Relaxed) {
-            self.probe(now);
-            return;
-        }
-        if self.due.is_empty() {
-            self.due = self.accounts.due(now).into();
-        }
-    }
-
-    /// Asks for a sign of life, if that was not done just now.
-    fn probe(&mut self, now: Instant) {
-        if self.probed.is_some_and(|at| now.saturating_duration_since(at) < PROBE_INTERVAL) {
-            return;
-        }
-        self.probed = Some(now);
-        let (source, heard) = (Arc::clone(&self.source), self.heard.0.clone());
-        self.tasks.spawn(async move {
-            // See above.
-            let _ = heard.send(Heard::Ping(source.ping().await)).await;
-        });
-    }
-
-    /// Asks again of those of whom it is time, some at once: who is at the door is not to wait for those who are in.
-    fn refresh(&mut self) {
-        while self.refreshing < self.terms.pool_size.div_ceil(2)
-            && !self.state.is_away.load(Ordering::Relaxed)
-            && let Some(name) = self.due.pop_front()
-        {
-            if self.waiting.contains_key(&name) {
-                continue;
-            }
-            let shown = match self.accounts.follow(&name).1 {
-                Known::Somebody(account) => account.shown().cloned(),
-                _ => None,
-            };
-            // With what is no longer good nobody is asked for.
-            if shown.is_none() && self.accounts.by() != Backend::Sql {
-                continue;
-            }
-            self.waiting.insert(Arc::clone(&name), Vec::new());
-            self.refreshing += 1;
-            self.ask(name, shown, true);
-        }
+        news.add(accounts.lapse(clock::unix_time(), None));
     }
 }
 

@@ -6,18 +6,22 @@
 //! - What is not understood grants nothing: a row of rules that is none is left out, an unusable hash is no password.
 //! - No error of a query, and no error of the database, is an answer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use futures_util::TryStreamExt;
+use parking_lot::Mutex;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions, AnyRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connection, Row};
+use tokio::time::timeout_at;
 
 use super::rows::Rows;
 use super::{BackendError, Failure};
 use crate::auth::{Account, Granted, MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Record, Rules};
+use crate::clock;
 use crate::config::{AuthSql, is_this_machine};
 
 /// The longest hash that is looked at, bytes.
@@ -27,45 +31,54 @@ const SCHEMES: [&str; 4] = ["postgres", "postgresql", "mysql", "sqlite"];
 
 /// See the module's page.
 pub(super) struct Database {
-    /// There may be a password in it.
-    source: AnyConnectOptions,
-    /// Belongs to the runtime on which it was first asked.
-    pool: OnceLock<AnyPool>,
+    dsn_file: PathBuf,
+    place: ArcSwap<Place>,
+    /// With the place that it is of. Belongs to the runtime on which it was first asked.
+    pool: Mutex<Option<(Arc<Place>, AnyPool)>>,
     queries: AuthSql,
+}
+
+/// Where the database is, as its file says.
+pub(super) struct Place {
+    url: String,
+    /// There may be a password in it.
+    options: AnyConnectOptions,
 }
 
 impl Database {
     /// Reads the file that `auth.sql.dsn_file` names. It connects when it is first asked.
     pub(super) fn new(dsn_file: &Path, queries: AuthSql) -> Result<Self, BackendError> {
-        let key = "auth.sql.dsn_file";
-        let text = super::read_secret(key, dsn_file)?;
-        let wrong = |problem: String| BackendError::Bad { key, path: dsn_file.to_owned(), problem };
-        let url = text.lines().next().unwrap_or_default().trim();
-        let scheme = url.split(':').next().unwrap_or_default();
-        if !SCHEMES.contains(&scheme) {
-            let problem = "the first line is no URL of a database; write postgres://USER:PASSWORD@HOST/NAME, mysql://USER:PASSWORD@HOST/NAME or \
-                           sqlite:///PATH";
-            return Err(wrong(problem.to_owned()));
+        let place = ArcSwap::from_pointee(read_place(dsn_file)?);
+        Ok(Self { dsn_file: dsn_file.to_owned(), place, pool: Mutex::default(), queries })
+    }
+
+    /// Reads the file anew; it is put in force by [`Database::replace`].
+    pub(super) fn read_anew(&self) -> Result<Place, BackendError> {
+        read_place(&self.dsn_file)
+    }
+
+    /// From now on the database is asked there, by connections of their own.
+    pub(super) fn replace(&self, place: Place) {
+        if self.place.load().url != place.url {
+            self.place.store(Arc::new(place));
         }
-        if scheme != "sqlite" && !is_near(url) && !says_of_tls(url) {
-            let problem = "the database is on another machine, and the URL does not say whether the way there is to be protected; add \
-                           ?sslmode=verify-full (PostgreSQL) or ?ssl-mode=VERIFY_IDENTITY (MySQL, MariaDB), with &sslrootcert=FILE or &ssl-ca=FILE \
-                           for an authority of your own; ?sslmode=disable or ?ssl-mode=DISABLED if nobody else is on it";
-            return Err(wrong(problem.to_owned()));
-        }
-        let options = AnyConnectOptions::from_str(url).map_err(|error| wrong(error.to_string()))?;
-        // Queries would stand in the log, where they say nothing that an operator does not know.
-        Ok(Self { source: options.disable_statement_logging(), pool: OnceLock::new(), queries })
     }
 
     /// Called on a runtime.
-    fn pool(&self) -> &AnyPool {
-        self.pool.get_or_init(|| {
-            sqlx::any::install_default_drivers();
-            let size = u32::try_from(self.queries.pool_size).unwrap_or(1);
-            let pool = AnyPoolOptions::new().max_connections(size).acquire_timeout(self.queries.timeout);
-            pool.connect_lazy_with(self.source.clone())
-        })
+    fn pool(&self) -> AnyPool {
+        let place = self.place.load_full();
+        let mut kept = self.pool.lock();
+        if let Some((of, pool)) = &*kept
+            && Arc::ptr_eq(of, &place)
+        {
+            return pool.clone();
+        }
+        sqlx::any::install_default_drivers();
+        let size = u32::try_from(self.queries.pool_size).unwrap_or(1);
+        let pool = AnyPoolOptions::new().max_connections(size).acquire_timeout(self.queries.timeout);
+        let pool = pool.connect_lazy_with(place.options.clone());
+        *kept = Some((place, pool.clone()));
+        pool
     }
 
     /// Whether it can be asked.
@@ -83,14 +96,15 @@ impl Database {
         Failure::Doubtful(format!("no answer within {:?}", self.queries.timeout))
     }
 
-    /// Asks about a user.
+    /// Asks about a user, within the time-out, a connection included.
     pub(super) async fn look_up(&self, name: &str) -> Result<Option<Account>, Failure> {
+        let end = clock::now() + self.queries.timeout;
         let mut connection = self.pool().acquire().await.map_err(|error| match error {
             // Others are slow, and hold all of them.
             sqlx::Error::PoolTimedOut => self.late(),
             error => away(error),
         })?;
-        let asking = tokio::time::timeout(self.queries.timeout, self.ask(&mut connection, name));
+        let asking = timeout_at(end.into(), self.ask(&mut connection, name));
         let found = asking.await.unwrap_or_else(|_| Err(self.late()));
         give_back(connection, found.is_ok());
         found
@@ -137,6 +151,28 @@ impl Database {
         }
         Ok(rows.rules("auth.sql.acl_query", name))
     }
+}
+
+fn read_place(dsn_file: &Path) -> Result<Place, BackendError> {
+    let key = "auth.sql.dsn_file";
+    let text = super::read_secret(key, dsn_file)?;
+    let wrong = |problem: String| BackendError::Bad { key, path: dsn_file.to_owned(), problem };
+    let url = text.lines().next().unwrap_or_default().trim();
+    let scheme = url.split(':').next().unwrap_or_default();
+    if !SCHEMES.contains(&scheme) {
+        let problem = "the first line is no URL of a database; write postgres://USER:PASSWORD@HOST/NAME, mysql://USER:PASSWORD@HOST/NAME or \
+                       sqlite:///PATH";
+        return Err(wrong(problem.to_owned()));
+    }
+    if scheme != "sqlite" && !is_near(url) && !says_of_tls(url) {
+        let problem = "the database is on another machine, and the URL does not say whether the way there is to be protected; add \
+                       ?sslmode=verify-full (PostgreSQL) or ?ssl-mode=VERIFY_IDENTITY (MySQL, MariaDB), with &sslrootcert=FILE or &ssl-ca=FILE \
+                       for an authority of your own; ?sslmode=disable or ?ssl-mode=DISABLED if nobody else is on it";
+        return Err(wrong(problem.to_owned()));
+    }
+    let options = AnyConnectOptions::from_str(url).map_err(|error| wrong(error.to_string()))?;
+    // Queries would stand in the log, where they say nothing that an operator does not know.
+    Ok(Place { url: url.to_owned(), options: options.disable_statement_logging() })
 }
 
 /// One on which something has failed is closed: it may hang, and the pool would wait for it.

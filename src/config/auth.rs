@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::units;
+use super::{Config, units};
 
 /// Who may come in and what clients may do; each listener may say otherwise for itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +95,30 @@ impl Default for AuthSql {
     }
 }
 
+/// What is said of each backend that is asked: how often, and how much at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asking {
+    /// So old at most is what is known of a user who is here or comes.
+    pub cache_ttl: Duration,
+    /// And so old at most of one who comes while it is away.
+    pub cache_grace: Duration,
+    /// Users of whom it is asked at once.
+    pub pool_size: usize,
+    /// After this long a user's questions have failed.
+    pub timeout: Duration,
+}
+
+/// What a user may do of whom neither a backend nor an access file says that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WithoutRules {
+    /// Nothing: who forgets the rules opens nothing.
+    #[default]
+    Deny,
+    /// Everything.
+    Allow,
+}
+
 /// `[auth.http]`: a service that is asked by POST.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -110,6 +134,11 @@ pub struct AuthHttp {
     pub acl_url: Option<String>,
     /// In which form it is asked.
     pub format: HttpFormat,
+    /// What a user may do of whom nobody says that.
+    pub without_rules: WithoutRules,
+    /// A file with what shows the service who asks it (`Authorization: Bearer`). `None`: nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
     /// Whether passwords may go to a service on another machine without TLS.
     pub plain_http: bool,
     /// Authorities of the service's certificate. Never `None` where it is asked over TLS.
@@ -147,6 +176,8 @@ impl Default for AuthHttp {
             superuser_url: None,
             acl_url: None,
             format: HttpFormat::Json,
+            without_rules: WithoutRules::Deny,
+            token_file: None,
             plain_http: false,
             cafile: None,
             cache_ttl: Duration::from_secs(60),
@@ -173,6 +204,8 @@ pub struct AuthJwt {
     pub user_claim: String,
     /// The claim that has the user's rules. A token without it, or where this is empty: what the access file says.
     pub acl_claim: String,
+    /// What a user may do of whom neither a token nor the access file says that.
+    pub without_rules: WithoutRules,
     /// Who must have issued a token. `None`: anybody with the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issuer: Option<String>,
@@ -189,6 +222,7 @@ impl Default for AuthJwt {
             in_user_name: false,
             user_claim: "sub".to_owned(),
             acl_claim: "acl".to_owned(),
+            without_rules: WithoutRules::Deny,
             issuer: None,
             audience: None,
         }
@@ -196,8 +230,8 @@ impl Default for AuthJwt {
 }
 
 impl Auth {
-    /// Who is asked about a user. Where nobody has said: the file, then the other tables that are there. Certificates last, and only where nobody else than a
-    /// file could say what their users may do.
+    /// Who is asked about a user. Where nobody has said: the file, then the other tables that are there. Certificates last, and not where there is a database, which
+    /// could say what their users may do.
     #[must_use]
     pub fn backends_in_force(&self) -> Vec<AuthBackend> {
         if !self.backends.is_empty() {
@@ -210,7 +244,7 @@ impl Auth {
         ];
         let mut backends: Vec<AuthBackend> =
             tables.into_iter().filter(|(is_there, _)| *is_there).map(|(_, backend)| backend).collect();
-        if backends.is_empty() {
+        if self.sql.is_none() {
             backends.push(AuthBackend::Certificate);
         }
         backends.insert(0, AuthBackend::File);
@@ -222,54 +256,70 @@ const CACHE_TTLS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(8);
 const POOL_SIZE_MAX: usize = 64;
 
-pub(super) fn check(auth: &Auth) -> Result<(), (String, String)> {
-    let tables = [
-        ("sql", AuthBackend::Sql, auth.sql.is_some()),
-        ("http", AuthBackend::Http, auth.http.is_some()),
-        ("jwt", AuthBackend::Jwt, auth.jwt.is_some()),
-    ];
-    for (index, backend) in auth.backends.iter().enumerate() {
-        if auth.backends.iter().take(index).any(|before| before == backend) {
-            return Err(("auth.backends".to_owned(), "one is named twice; leave the second out".to_owned()));
+pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
+    let auth = &config.auth;
+    check_backends("auth.backends", auth)?;
+    let mut in_force = auth.backends_in_force();
+    for (index, listener) in config.listeners.iter().enumerate() {
+        let here = config.auth_of(listener);
+        if listener.backends.is_some() {
+            check_backends(&format!("listener.{index}.backends"), &here)?;
         }
-        if let Some((name, ..)) = tables.iter().find(|(_, of_table, is_there)| of_table == backend && !is_there) {
-            let problem = format!("\"{name}\" is named, and there is no [auth.{name}]; add it, or leave \"{name}\" out");
-            return Err(("auth.backends".to_owned(), problem));
+        let asked = here.backends_in_force();
+        if listener.password_file.is_some() && !asked.contains(&AuthBackend::File) {
+            return Err((format!("listener.{index}.password_file"), NOT_ASKED.replace("WHO", "file")));
         }
+        in_force.extend(asked);
     }
-    let in_force = auth.backends_in_force();
     if auth.password_file.is_some() && !in_force.contains(&AuthBackend::File) {
-        let problem = "is there, and auth.backends does not name \"file\"; add it there, or leave the file out";
-        return Err(("auth.password_file".to_owned(), problem.to_owned()));
+        return Err(("auth.password_file".to_owned(), NOT_ASKED.replace("WHO", "file")));
     }
-    for (name, backend, is_there) in tables {
+    for (name, backend, is_there) in tables(auth) {
         if is_there && !in_force.contains(&backend) {
-            let problem = format!("is there, and auth.backends does not name \"{name}\"; add it there, or remove the table");
-            return Err((format!("auth.{name}"), problem));
+            return Err((format!("auth.{name}"), NOT_ASKED.replace("WHO", name)));
         }
-    }
-    let place = |backend| in_force.iter().position(|one| *one == backend);
-    if auth.jwt.as_ref().is_some_and(|jwt| jwt.in_user_name)
-        && [AuthBackend::Sql, AuthBackend::Http]
-            .into_iter()
-            .any(|other| place(other).is_some_and(|at| Some(at) < place(AuthBackend::Jwt)))
-    {
-        let problem = "would show tokens that stand in the place of the user name to \"sql\" or \"http\"; put \"jwt\" before them";
-        return Err(("auth.backends".to_owned(), problem.to_owned()));
     }
     auth.sql.as_ref().map_or(Ok(()), check_sql)?;
     auth.http.as_ref().map_or(Ok(()), check_http)?;
     auth.jwt.as_ref().map_or(Ok(()), check_jwt)
 }
 
+const NOT_ASKED: &str = "is there, and no `backends` names \"WHO\"; add it there, or leave this out";
+
+/// Those that have a table of their own.
+fn tables(auth: &Auth) -> [(&'static str, AuthBackend, bool); 3] {
+    [
+        ("sql", AuthBackend::Sql, auth.sql.is_some()),
+        ("http", AuthBackend::Http, auth.http.is_some()),
+        ("jwt", AuthBackend::Jwt, auth.jwt.is_some()),
+    ]
+}
+
+/// Whether all that is named is there, and in an order that can be. `key`: where it is named.
+fn check_backends(key: &str, auth: &Auth) -> Result<(), (String, String)> {
+    let wrong = |problem: String| Err((key.to_owned(), problem));
+    for (index, backend) in auth.backends.iter().enumerate() {
+        if auth.backends.iter().take(index).any(|before| before == backend) {
+            return wrong("one is named twice; leave the second out".to_owned());
+        }
+        if let Some((name, ..)) = tables(auth).iter().find(|(_, of_table, is_there)| of_table == backend && !is_there) {
+            return wrong(format!("\"{name}\" is named, and there is no [auth.{name}]; add it, or leave \"{name}\" out"));
+        }
+    }
+    let in_force = auth.backends_in_force();
+    let place = |backend| in_force.iter().position(|one| *one == backend);
+    let is_before_tokens = |other| place(other).is_some_and(|at| place(AuthBackend::Jwt).is_some_and(|tokens| at < tokens));
+    if auth.jwt.as_ref().is_some_and(|jwt| jwt.in_user_name)
+        && (is_before_tokens(AuthBackend::Sql) || is_before_tokens(AuthBackend::Http))
+    {
+        let problem = "would show tokens that stand in the place of the user name to \"sql\" or \"http\"; put \"jwt\" before them";
+        return wrong(problem.to_owned());
+    }
+    Ok(())
+}
+
 /// What those that are asked have in common.
-fn check_asking(
-    table: &str,
-    cache_ttl: Duration,
-    cache_grace: Duration,
-    timeout: Duration,
-    pool_size: usize,
-) -> Result<(), (String, String)> {
+fn check_asking(table: &str, Asking { cache_ttl, cache_grace, pool_size, timeout }: Asking) -> Result<(), (String, String)> {
     let wrong = |key: &str, problem: String| Err((format!("auth.{table}.{key}"), problem));
     if !CACHE_TTLS.contains(&cache_ttl) {
         return wrong("cache_ttl", format!("{cache_ttl:?} is out of range; it must be from 1s to 1d"));
@@ -319,7 +369,7 @@ fn check_http(http: &AuthHttp) -> Result<(), (String, String)> {
             );
         }
     }
-    check_asking("http", http.cache_ttl, http.cache_grace, http.timeout, http.pool_size)
+    check_asking("http", http.asking())
 }
 
 /// Without the port and the brackets of an address.
@@ -376,10 +426,26 @@ fn check_sql(sql: &AuthSql) -> Result<(), (String, String)> {
             _ => {}
         }
     }
-    check_asking("sql", sql.cache_ttl, sql.cache_grace, sql.timeout, sql.pool_size)
+    check_asking("sql", sql.asking())
+}
+
+impl AuthHttp {
+    /// See [`Asking`].
+    #[must_use]
+    pub fn asking(&self) -> Asking {
+        let Self { cache_ttl, cache_grace, pool_size, timeout, .. } = *self;
+        Asking { cache_ttl, cache_grace, pool_size, timeout }
+    }
 }
 
 impl AuthSql {
+    /// See [`Asking`].
+    #[must_use]
+    pub fn asking(&self) -> Asking {
+        let Self { cache_ttl, cache_grace, pool_size, timeout, .. } = *self;
+        Asking { cache_ttl, cache_grace, pool_size, timeout }
+    }
+
     /// Whether [`AuthSql::acl_query`] is to be asked for each kind of access by itself: it has a second parameter.
     #[must_use]
     pub fn asks_for_access(&self) -> bool {
@@ -405,6 +471,7 @@ fn parameters(query: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Listener;
     use super::*;
 
     #[test]
@@ -421,6 +488,40 @@ mod tests {
     }
 
     #[test]
+    fn each_listener_may_ask_others_and_what_nobody_asks_is_named() {
+        use AuthBackend::{Certificate, File, Http, Jwt, Sql};
+        let http = AuthHttp { user_url: Some("http://localhost/user".to_owned()), ..AuthHttp::default() };
+        let jwt = |in_user_name| AuthJwt { secret_file: Some("secret".into()), in_user_name, ..AuthJwt::default() };
+        let auth = |backends: &[AuthBackend], in_user_name| Auth {
+            backends: backends.to_vec(),
+            http: Some(http.clone()),
+            jwt: Some(jwt(in_user_name)),
+            ..Auth::default()
+        };
+        let listener = |backends: Option<&[AuthBackend]>, has_file: bool| Listener {
+            backends: backends.map(<[_]>::to_vec),
+            password_file: has_file.then(|| "passwd".into()),
+            ..Listener::default()
+        };
+        for (auth, listeners, key) in [
+            (auth(&[], false), vec![listener(Some(&[File]), true), listener(None, false)], None),
+            (auth(&[File], false), vec![listener(Some(&[Http, Jwt]), false)], None),
+            (auth(&[File], false), vec![listener(Some(&[Jwt]), false)], Some("auth.http")),
+            (auth(&[], false), vec![listener(Some(&[Jwt]), true)], Some("listener.0.password_file")),
+            (auth(&[], false), vec![listener(None, true), listener(Some(&[Sql]), false)], Some("listener.1.backends")),
+            (auth(&[], false), vec![listener(Some(&[Http, Http]), false)], Some("listener.0.backends")),
+            (auth(&[], true), vec![listener(Some(&[Http, Jwt]), false)], Some("listener.0.backends")),
+            (auth(&[Http, Jwt], true), vec![], Some("auth.backends")),
+        ] {
+            let found = check(&Config { auth, listeners, ..Config::default() }).err();
+            assert_eq!(found.as_ref().map(|(key, _)| key.as_str()), key, "{found:?}");
+        }
+        // A certificate is as good beside tokens and a service, which cannot be asked by a name alone, as beside a file.
+        assert_eq!(auth(&[], false).backends_in_force(), [File, Jwt, Http, Certificate]);
+        assert_eq!(Auth { sql: Some(AuthSql::default()), ..auth(&[], false) }.backends_in_force(), [File, Jwt, Sql, Http]);
+    }
+
+    #[test]
     fn what_does_not_go_together_is_named() {
         let sql = |change: fn(&mut AuthSql)| {
             let query = Some("SELECT hash FROM users WHERE name = ?".to_owned());
@@ -428,7 +529,9 @@ mod tests {
             change(&mut sql);
             Some(sql)
         };
-        let all = |backends: &[AuthBackend], sql| check(&Auth { backends: backends.to_vec(), sql, ..Auth::default() });
+        let all = |backends: &[AuthBackend], sql| {
+            check(&Config { auth: Auth { backends: backends.to_vec(), sql, ..Auth::default() }, ..Config::default() })
+        };
         use AuthBackend::{Certificate, File, Sql};
         for (backends, sql, key) in [
             (&[][..], None, None),

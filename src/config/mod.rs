@@ -28,7 +28,7 @@ mod load;
 mod rules;
 mod units;
 
-pub use auth::{Auth, AuthBackend, AuthHttp, AuthJwt, AuthSql, HttpFormat, is_this_machine};
+pub use auth::{Asking, Auth, AuthBackend, AuthHttp, AuthJwt, AuthSql, HttpFormat, WithoutRules, is_this_machine};
 pub use bounds::{Limits, QueueDrop};
 pub use bridge::{Bridge, BridgeDirection, BridgeTls, BridgeTopic, BridgeVersion};
 pub use error::{ConfigError, Place};
@@ -119,6 +119,7 @@ impl Config {
             allow_anonymous: listener.allow_anonymous.unwrap_or(self.auth.allow_anonymous),
             password_file: listener.password_file.clone().or_else(|| self.auth.password_file.clone()),
             acl_file: listener.acl_file.clone().or_else(|| self.auth.acl_file.clone()),
+            backends: listener.backends.clone().unwrap_or_else(|| self.auth.backends.clone()),
             ..self.auth.clone()
         }
     }
@@ -179,6 +180,9 @@ pub struct Listener {
     /// In place of [`Auth::acl_file`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub acl_file: Option<PathBuf>,
+    /// In place of [`Auth::backends`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backends: Option<Vec<AuthBackend>>,
     /// Clients at this address at once, on top of [`Limits::max_connections`].
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "units::optional_count")]
     pub max_connections: Option<usize>,
@@ -216,6 +220,7 @@ impl Default for Listener {
             allow_anonymous: None,
             password_file: None,
             acl_file: None,
+            backends: None,
             max_connections: None,
             max_packet_size: None,
             max_message_rate: None,
@@ -620,11 +625,13 @@ mod tests {
         assert!(limits.max_message_rate.is_some() && limits.max_byte_rate.is_some() && limits.max_connection_rate.is_some());
         assert!(limits.max_keepalive.is_some() && limits.memory_limit.is_some() && everything.admin.token_file.is_some());
         assert!(listener.allow_anonymous.is_some() && listener.password_file.is_some() && listener.acl_file.is_some());
+        assert!(listener.backends.is_some());
         assert!(everything.auth.password_file.is_some() && everything.auth.acl_file.is_some());
         let sql = everything.auth.sql.expect("a database");
         assert!(sql.dsn_file.is_some() && sql.user_query.is_some() && sql.acl_query.is_some() && sql.superuser_query.is_some());
         let http = everything.auth.http.expect("a service");
         assert!(http.user_url.is_some() && http.superuser_url.is_some() && http.acl_url.is_some() && http.cafile.is_some());
+        assert!(http.token_file.is_some());
         let jwt = everything.auth.jwt.expect("tokens");
         assert!(jwt.key_file.is_some() && jwt.secret_file.is_some() && jwt.issuer.is_some() && jwt.audience.is_some());
         let bridge = everything.bridges.first().expect("a bridge");

@@ -9,7 +9,7 @@ use crate::{limits, topic};
 pub(super) fn check(config: &Config) -> Result<(), (String, String)> {
     check_name("name", &config.name)?;
     listener::check(&config.listeners)?;
-    auth::check(&config.auth)?;
+    auth::check(config)?;
     bridge::check(&config.bridges, check_name)?;
     check_admin(&config.admin)?;
     if let Some(mesh) = &config.mesh {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::handshake::{Guest, Refused, WRONG};
 use super::login::Found;
 use crate::auth::{Account, Backend, Identity, Policy, Record};
-use crate::backends::{Answer, Backends};
+use crate::backends::{Answer, Inquiry};
 use crate::clock;
 use crate::codec::ReasonCode;
 
@@ -34,9 +34,12 @@ impl Guest<'_> {
     /// A client that showed a password, and named a user if that is no token.
     pub(super) async fn ask_backends(&self, policy: &Policy, since: Instant) -> Result<Identity, Refused> {
         let name = self.connect.user_name.unwrap_or_default();
+        let has_password = self.connect.password.is_some();
         for by in policy.backends() {
             let checked = match by {
                 Backend::Certificate => continue,
+                // A token in the place of a name: nobody else takes less than a password.
+                Backend::File | Backend::Sql | Backend::Http if !has_password => continue,
                 Backend::File => match policy.users().and_then(|users| users.find(name)) {
                     Some((name, record)) => (
                         self.verify(name, true, record).await,
@@ -129,18 +132,25 @@ impl Guest<'_> {
         self.verify(name, record.is_some(), record.unwrap_or_else(|| policy.decoy())).await
     }
 
-    async fn look_up(&self, by: Backend, name: &str, anew: bool) -> Answer {
-        match &self.terms.backends {
-            Some(backends) => Backends::look_up(backends, by, name, anew).await,
-            None => Answer::Away,
-        }
+    async fn look_up(&self, by: Backend, name: &str, is_anew: bool) -> Answer {
+        let Some(backends) = &self.terms.backends else { return Answer::Away };
+        let question = match backends.look_up(by, name, is_anew) {
+            Inquiry::Known(answer) => return answer,
+            Inquiry::Open(question) => question,
+        };
+        // What is found of a name is nothing to guess: a password is looked at later, and has its turn then.
+        let Some(_place) = self.terms.logins.place_of(self.peer.address.ip()).await else { return Answer::Busy };
+        question.ask().await
     }
 
     /// Asks who looks at what was shown himself. Guesses from one address have their turns here as well.
     async fn show(&self, by: Backend, name: &str) -> Answer {
-        let (Some(backends), Ok(password)) = (&self.terms.backends, str::from_utf8(self.connect.password.unwrap_or_default()))
-        else {
-            return Answer::Nobody;
+        let Some(backends) = &self.terms.backends else { return Answer::Nobody };
+        // A password that is no text is none of theirs; where the token is the name it says nothing.
+        let password = match str::from_utf8(self.connect.password.unwrap_or_default()) {
+            Ok(password) => password,
+            Err(_) if by == Backend::Jwt => "",
+            Err(_) => return Answer::Nobody,
         };
         // Nothing is to be guessed with what is no token.
         let is_token = |text: &str| text.bytes().filter(|byte| *byte == b'.').count() == 2;
@@ -148,18 +158,33 @@ impl Guest<'_> {
             return Answer::Nobody;
         }
         let address = self.peer.address.ip();
-        if !self.terms.logins.turn_of(address).await {
-            return Answer::Busy;
-        }
-        let answer = match by {
-            Backend::Jwt => backends.read_token(name, password),
-            _ => backends.show(by, name, self.connect.client_id, password).await,
+        // Until what is found is counted.
+        let mut place = None;
+        let answer = if by == Backend::Jwt {
+            match self.terms.logins.turn_of(address).await {
+                true => backends.read_token(name, password),
+                false => return Answer::Busy,
+            }
+        } else {
+            match backends.show(by, name, self.connect.client_id, password) {
+                // That was looked at already, and waits for nobody's turn.
+                Inquiry::Known(answer @ Answer::Somebody { .. }) => return answer,
+                Inquiry::Known(answer) => answer,
+                Inquiry::Open(question) => {
+                    place = self.terms.logins.place_of(address).await;
+                    if place.is_none() || !self.terms.logins.turn_of(address).await {
+                        return Answer::Busy;
+                    }
+                    question.ask().await
+                }
+            }
         };
         match &answer {
             Answer::Somebody { .. } => self.terms.logins.count_good(address, clock::now()),
             Answer::Refused => self.terms.logins.count_wrong(address, clock::now()),
             Answer::Nobody | Answer::Away | Answer::Busy => {}
         }
+        drop(place);
         answer
     }
 

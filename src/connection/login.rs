@@ -7,6 +7,8 @@
 //! - A refusal for a wrong password, or a user that there is not, takes a fixed time, the same for both. From an address with many wrong ones the
 //!   next is looked at a second after the last, one at a time, be it shown as a password or by SCRAM. What is good, and what is not looked at, does not count: a crowd behind one
 //!   address is not kept out by one of them.
+//! - Where a backend has to be asked, no more are asked about for one address at once than it has free refusals: of many guesses that begin together the others wait until the first
+//!   are known to be wrong, and strangers' names do not take all of what a backend bears.
 //!
 //! What is decided here and what for is `auth`'s; that names come escaped into the log and once a second at most is this module's.
 
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::Record;
 use crate::{clock, task};
@@ -61,6 +63,8 @@ pub struct Logins {
     key: [u8; 32],
     good: Mutex<HashMap<[u8; 32], Instant, ahash::RandomState>>,
     refused: Mutex<HashMap<IpAddr, Refusals, ahash::RandomState>>,
+    /// For whom backends are asked now.
+    asking: Mutex<HashMap<IpAddr, Arc<Semaphore>, ahash::RandomState>>,
     said: Mutex<Said>,
 }
 
@@ -89,6 +93,7 @@ impl Default for Logins {
             key: rand::random(),
             good: Mutex::default(),
             refused: Mutex::default(),
+            asking: Mutex::default(),
             said: Mutex::default(),
         }
     }
@@ -155,7 +160,21 @@ impl Logins {
         true
     }
 
-    /// [`Logins::turn`] for a proof that costs us nothing to look at. What is found of it is to be counted at once.
+    /// Waits until a backend may be asked for `address`, as long as the result is kept; none: that takes too long.
+    pub(super) async fn place_of(&self, address: Option<IpAddr>) -> Option<Place<'_>> {
+        let Some(address) = address.map(network) else { return Some(Place { logins: self, taken: None }) };
+        let free =
+            Arc::clone(self.asking.lock().entry(address).or_insert_with(|| Arc::new(Semaphore::new(FREE_REFUSALS as usize))));
+        let mut place = Place { logins: self, taken: Some((address, Arc::clone(&free), None)) };
+        let latest = clock::now() + TURN_WAIT_MAX;
+        let permit = tokio::time::timeout_at(latest.into(), free.acquire_owned()).await.ok()?.ok()?;
+        if let Some((.., kept)) = &mut place.taken {
+            *kept = Some(permit);
+        }
+        Some(place)
+    }
+
+    /// [`Logins::turn`] for a proof that costs us nothing to look at, or while a [`Place`] is held. What is found of it is to be counted at once.
     pub(super) async fn turn_of(&self, address: Option<IpAddr>) -> bool {
         let latest = clock::now() + TURN_WAIT_MAX;
         loop {
@@ -262,6 +281,26 @@ impl Logins {
     }
 }
 
+/// For whom a backend is asked, one of the few of its address.
+#[must_use]
+pub(super) struct Place<'a> {
+    logins: &'a Logins,
+    /// None: of no address.
+    taken: Option<(IpAddr, Arc<Semaphore>, Option<OwnedSemaphorePermit>)>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let Some((address, free, permit)) = self.taken.take() else { return };
+        let mut asking = self.logins.asking.lock();
+        drop(permit);
+        // The table's and ours: nobody else is there.
+        if Arc::strong_count(&free) == 2 {
+            asking.remove(&address);
+        }
+    }
+}
+
 impl Refusals {
     fn count_at(&self, now: Instant) -> u32 {
         let forgotten = now.saturating_duration_since(self.at).as_secs() / TURN.as_secs();
@@ -283,7 +322,30 @@ fn excerpt(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
+
+    #[tokio::test]
+    async fn of_one_address_few_are_asked_about_at_once_and_nothing_is_left_behind() {
+        let logins = Logins::default();
+        let [one, other] = [1, 2].map(|last| Some(IpAddr::from([192, 0, 2, last])));
+        let mut places = Vec::new();
+        for _ in 0..FREE_REFUSALS {
+            places.push(logins.place_of(one).await.unwrap());
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        let mut waits = Box::pin(logins.place_of(one));
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        assert!(Box::pin(logins.place_of(other)).as_mut().poll(&mut context).is_ready(), "another address");
+        assert!(Box::pin(logins.place_of(None)).as_mut().poll(&mut context).is_ready());
+        places.pop();
+        let place = waits.await.unwrap();
+        // Who gives up takes nothing along.
+        assert!(Box::pin(logins.place_of(one)).as_mut().poll(&mut context).is_pending());
+        drop((places, place));
+        assert!(logins.asking.lock().is_empty());
+    }
 
     #[test]
     fn a_burst_of_wrong_ones_keeps_its_address_waiting_for_one_turn_and_then_one_gets_it() {

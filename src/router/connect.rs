@@ -387,10 +387,9 @@ impl Router {
         }
         let may_say = |writer: &Writer, topic: &str| match judge(&writer.access) {
             Standing::Same => true,
-            Standing::Good(access) if access.is_awaited() => true,
-            // That a user is no longer here takes nothing back of what he had a right to say.
+            // That a user is no longer here, or nobody knows, takes nothing back of what he had a right to say.
             Standing::Good(access) | Standing::Unsure(access) | Standing::PasswordChanged(access) | Standing::Gone(access) => {
-                access.may_publish(&writer.client_id, topic)
+                access.is_awaited() || access.may_publish(&writer.client_id, topic)
             }
         };
         let revoked = self.retained.revoke(may_say, now);

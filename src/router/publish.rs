@@ -481,7 +481,7 @@ fn mesh_message<'a>(message: &Message<'a>, stamp: Option<Stamp>, picks: Picks<'a
 /// Who retains something; none if there are no rules about what it may say.
 fn writer_of(publisher: &Subscriber) -> Option<Writer> {
     let access = publisher.access().filter(|access| access.has_rules())?;
-    Some(Writer { client_id: Arc::clone(&publisher.client_id), access })
+    Some(Writer { client_id: Arc::clone(&publisher.client_id), access: access.left_behind() })
 }
 
 impl Batch {

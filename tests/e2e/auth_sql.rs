@@ -12,7 +12,7 @@ use sqlx::{AnyConnection, AssertSqlSafe, ConnectOptions, Connection};
 
 use crate::access::refusal;
 use crate::broker::{Broker, Site, wait_for};
-use crate::client::{Client, Connect, Publish};
+use crate::client::{Client, Connect, Publish, Will};
 use crate::foreign::is_there;
 use crate::mesh::settle;
 use crate::serve::get;
@@ -70,6 +70,38 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// A server that answers nobody and closes nothing, as one whose machine has lost its power. It goes on when this is dropped.
+struct Frozen(Vec<u32>);
+
+impl Frozen {
+    fn new(server: &Server) -> Self {
+        let mut frozen = vec![server.child.as_ref().unwrap().id()];
+        signal("STOP", &frozen);
+        // PostgreSQL has a process for each connection; stopped, it makes no more.
+        let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let parent_of = |pid: &u32| -> Option<u32> {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+        };
+        let children: Vec<u32> = processes.filter(|pid: &u32| parent_of(pid) == Some(frozen[0])).collect();
+        signal("STOP", &children);
+        frozen.extend(children);
+        Self(frozen)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal("CONT", &self.0);
+    }
+}
+
+fn signal(name: &str, processes: &[u32]) {
+    let processes = processes.iter().map(ToString::to_string);
+    // One of them may have ended by itself.
+    Command::new("kill").arg(format!("-{name}")).args(processes).stderr(Stdio::null()).status().unwrap();
 }
 
 /// Databases do not run as root.
@@ -354,8 +386,8 @@ fn a_user_comes_changes_and_goes_at_all_brokers_of_a_mesh() {
             client.expect_disconnect(&[NOT_AUTHORIZED]);
         }
         println!("{kind:?}: other rules after {took:?}, gone after {:?} (cache_ttl {CACHE_TTL:?})", begin.elapsed());
-        // Ten times too wide.
-        assert!(took.max(begin.elapsed()) < 10 * CACHE_TTL, "{kind:?}: {took:?}, {:?}", begin.elapsed());
+        // Half of it until it is asked again, an eighth until that is looked at; the rest is this machine's, which does much else.
+        assert!(took.max(begin.elapsed()) < 3 * CACHE_TTL, "{kind:?}: {took:?}, {:?}", begin.elapsed());
         for broker in &brokers {
             assert_eq!(refusal(broker, &login("bob", "hello")), WRONG, "{kind:?}");
         }
@@ -427,6 +459,116 @@ fn a_database_that_goes_and_comes_back_costs_nobody_his_connection() {
         database.execute("DELETE FROM users WHERE name = 'bob'");
         idle.expect_disconnect(&[NOT_AUTHORIZED]);
     }
+}
+
+#[test]
+fn a_database_that_hangs_costs_nobody_his_connection_and_a_slow_user_only_himself() {
+    let site = Site::new();
+    let Some(database) = Database::new(Kind::Postgres, &site) else { return };
+    for name in ["bob", "eve", "slow"] {
+        database.add_user(name, HELLO, false);
+        database.grant(name, "t", 7);
+    }
+    let configuration = database.guard(&site, &site.alone("a"), "");
+    let slow = "SELECT hash FROM users WHERE name = $1 AND (name <> 'slow' OR pg_sleep(60) IS NOT NULL)";
+    let broker = site.start("a", &configuration.replace("SELECT hash FROM users WHERE name = $1", slow));
+    let health = broker.address_of("health");
+    let metric = |name: &str| {
+        let line = format!("\nmqtt_st_quic_{name}{{backend=\"sql\"}} ");
+        get(health, "/metrics").split(&line).nth(1).unwrap().lines().next().unwrap().parse::<f64>().unwrap()
+    };
+    let mut bob = Client::connect(&broker, &login("bob", "hello"));
+    std::thread::scope(|scope| {
+        let broker = &broker;
+        let asked = metric("auth_asked_total");
+        let refused = scope.spawn(move || refusal(broker, &login("slow", "hello")));
+        wait_for("a question about him", || (metric("auth_asked_total") > asked).then_some(()));
+        // The others are let in while that one is under way, and after it.
+        for name in ["eve", "bob"] {
+            Client::connect(broker, &login(name, "hello").id("other")).disconnect();
+        }
+        assert_eq!(refusal(broker, &login("nobody", "hello")), WRONG);
+        assert_eq!(refused.join().unwrap(), UNAVAILABLE);
+    });
+    assert!(may_publish(&mut bob, "t"));
+    assert!(!broker.log().contains("it cannot be asked"), "one user makes nobody away");
+    broker.wait_for_log(&["what was asked of a user has failed", "no answer within 2s"]);
+
+    database.add_user("new", HELLO, false);
+    let frozen = Frozen::new(database.server.as_ref().unwrap());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        bear_load(scope, &broker, &over);
+        let _over = Over(&over);
+        let begin = Instant::now();
+        assert_eq!(refusal(&broker, &login("new", "hello")), UNAVAILABLE, "not remembered");
+        println!("told after {:?}", begin.elapsed());
+        wait_for("a word of it", || get(health, "/readyz").contains("\"auth_failing\":[\"sql\"]").then_some(()));
+        broker.wait_for_log(&["it cannot be asked"]);
+        // Longer than anything is fresh.
+        let begin = Instant::now();
+        while begin.elapsed() < CACHE_TTL + Duration::from_millis(500) {
+            assert!(may_publish(&mut bob, "t"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(frozen);
+        wait_for("good news", || (!get(health, "/readyz").contains("auth_failing")).then_some(()));
+        Client::connect(&broker, &login("new", "hello")).disconnect();
+    });
+    assert!(may_publish(&mut bob, "t"));
+    database.execute("DELETE FROM users WHERE name = 'bob'");
+    bob.expect_disconnect(&[NOT_AUTHORIZED]);
+}
+
+#[test]
+fn a_table_that_is_empty_for_a_moment_ends_no_session_and_the_file_that_says_where_is_read_anew() {
+    let site = Site::new();
+    let database = Database::new(Kind::Sqlite, &site).unwrap();
+    database.add_user("bob", HELLO, false);
+    database.add_user("root", HELLO, true);
+    database.grant("bob", "t", 7);
+    let broker = site.start("a", &database.guard(&site, &site.alone("a"), ""));
+    let health = broker.address_of("health");
+    let bob =
+        || Connect::new(5).id("bob's").login("bob", "hello").resume(3_600).will(Will { qos: 1, ..Will::new("t", "a last word") });
+    let mut client = Client::connect(&broker, &bob());
+    client.subscribe(&[("t", 1)]);
+    let mut root = Client::connect(&broker, &login("root", "hello"));
+    let (taken, given_back) =
+        ("UPDATE users SET name = '-' || name WHERE name = 'bob'", "UPDATE users SET name = 'bob' WHERE name = '-bob'");
+    database.execute(taken);
+    client.expect_disconnect(&[NOT_AUTHORIZED]);
+    root.say("t", "meanwhile");
+    database.execute(given_back);
+    let come_back = || {
+        wait_for("bob, who is known again", || {
+            let mut client = Client::open(&broker, 5);
+            client.send(&bob().encode());
+            let connack = client.receive();
+            (connack.reason == 0).then_some((client, connack.session_present))
+        })
+    };
+    let (mut client, is_present) = come_back();
+    assert!(is_present);
+    assert_eq!(client.take_messages(1), ["meanwhile"], "and not the last word of one who was shut out");
+    // For good.
+    database.execute(taken);
+    client.expect_disconnect(&[NOT_AUTHORIZED]);
+    wait_for("an end of the session", || get(health, "/metrics").contains("\nmqtt_st_quic_sessions 1.0\n").then_some(()));
+
+    // Another database takes its place, and a file with nothing good in it does not.
+    std::fs::copy(site.path().join("users.db"), site.path().join("others.db")).unwrap();
+    let others =
+        Database { kind: Kind::Sqlite, url: format!("sqlite://{}", site.path().join("others.db").display()), server: None };
+    others.execute(given_back);
+    std::fs::write(site.file("dsn"), "nonsense\n").unwrap();
+    broker.signal("HUP");
+    broker.wait_for_log(&["auth.sql.dsn_file"]);
+    assert!(may_publish(&mut root, "t"));
+    std::fs::write(site.file("dsn"), format!("{}\n", others.url)).unwrap();
+    broker.signal("HUP");
+    let (_, is_present) = come_back();
+    assert!(!is_present);
 }
 
 #[test]

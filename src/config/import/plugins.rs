@@ -129,6 +129,10 @@ pub(super) fn translate(lines: &[Line]) -> Result<Result<Translated, String>, Im
     {
         return Ok(Err(why));
     }
+    if order.len() > 1 {
+        let reason = "the first that knows a user decides about him, where the plug-in asked the next one when that refused him";
+        translated.remarks.push((backends.clone(), false, reason.to_owned()));
+    }
     backends.put(&mut translated.auth, "auth.backends", order.into())?;
     rest(&options, &mut translated);
     Ok(Ok(translated))
@@ -254,7 +258,7 @@ fn http(options: &mut Options<'_>, translated: &mut Translated) -> Result<Result
         line.put(&mut translated.http, &format!("auth.http.{key}"), format!("{base}{slash}{path}").into())?;
         if key == "acl_url" {
             let reason = "the plug-in asks it about each topic, and here it is asked for all rules of a user: it must answer with them (deploy/auth.md); \
-                          until it does, nobody comes in by it";
+                          until it does, its users come in with no rights, or not at all";
             translated.remarks.push((line.clone(), true, reason.to_owned()));
         }
     }

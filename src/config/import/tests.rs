@@ -500,6 +500,10 @@ fn plugins_that_ask_a_database_become_auth_sql() {
         "{left_out:?}"
     );
     assert!(left_out[1].contains("m.conf:17"), "{left_out:?}");
+    assert!(
+        remarks.iter().any(|remark| remark.contains("m.conf:4") && remark.contains("the first that knows a user")),
+        "{remarks:?}"
+    );
     let (_, remarks) = good(&format!("{text}auth_opt_pg_sslmode verify-ca\nauth_opt_pg_sslrootcert /ca.pem\n"));
     let url = "postgres://mosquitto:PASSWORD@db:5433/mqtt?sslmode=verify-ca&sslrootcert=/ca.pem into";
     assert!(remarks.iter().any(|remark| remark.contains(url)), "{remarks:?}");
