@@ -17,6 +17,7 @@ use bytes::Bytes;
 
 use super::block::{Block, Content, StreamKey};
 use super::counters::Counters;
+use super::former::After;
 use super::lane::Lane;
 use crate::frame::lane::Filled;
 use crate::limits::{FILL_BYTES, FILL_PATIENCE, FILLS_AT_ONCE, FILLS_MAX, PULL_REPEAT};
@@ -286,6 +287,16 @@ impl Fill {
             let Some(block) = block.filter(is_due) else { return Some(Step::Over(self.from)) };
             self.give(block.last, block.messages().len());
             return Some(Step::Block(block));
+        }
+        if is_own {
+            match lane.former_after(self.from) {
+                After::Block(block) if block.first <= floor => {
+                    self.give(block.last, block.messages().len());
+                    return Some(Step::Block(block));
+                }
+                After::Lost(to) => floor = floor.min(to),
+                After::Block(_) | After::Nothing => {}
+            }
         }
         if is_own || (purpose == Purpose::Lacked && age_ms > place.age_ms_max) {
             self.asked = None;

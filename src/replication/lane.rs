@@ -13,6 +13,7 @@ use super::LaneError;
 use super::batch::Sealed;
 use super::block::{Block, Content, Stream, StreamKey};
 use super::counters::Counters;
+use super::former::{After, Former};
 use super::gate::Gate;
 use super::own::{OwnLog, Safe};
 use super::pull::Pulls;
@@ -101,6 +102,8 @@ pub(super) struct Lane {
     born_at: Option<Instant>,
     /// Our own log on disk, where there is one.
     pub(super) log: Option<OwnLog>,
+    /// Our own of an earlier life.
+    former: Mutex<Former>,
     /// Where there is: held from a receiver's first append to the end of what it delivers, so that what is written down of the sessions and of the covers is
     /// in one order. One thread reads all links: nobody waits for it.
     pub(super) receiving: Mutex<()>,
@@ -139,6 +142,7 @@ impl Lane {
             started_at: now,
             born_at: Some(now),
             log: None,
+            former: Mutex::default(),
             receiving: Mutex::new(()),
             resumed: false,
             transit: Gate::default(),
@@ -165,6 +169,11 @@ impl Lane {
             self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content });
             self.own.appended((last, position), 0, self.ring.tail());
         }
+        let held = (self.ring.tail()..self.ring.next()).filter_map(|position| match self.ring.read(position) {
+            Read::Block(block) => Some(block),
+            Read::NotYet | Read::Lapped => None,
+        });
+        *self.former.lock() = Former::new(self.own.floor(), held);
         (self.log, self.born_at, self.resumed) = (Some(log), head.born, true);
     }
 
@@ -311,6 +320,16 @@ impl Lane {
         }
     }
 
+    /// What follows `id` of what an earlier life of this broker published, whether the ring still has it or not.
+    pub(super) fn former_after(&self, id: u64) -> After {
+        self.former.lock().after(id)
+    }
+
+    /// Whether an earlier life of this broker published something above `id` that is still here.
+    pub(super) fn has_former_beyond(&self, id: u64) -> bool {
+        self.former.lock().reaches_beyond(id)
+    }
+
     /// Where our own block with this sequence is: position and ids are one.
     pub(super) fn position_of(sequence: u64) -> u64 {
         sequence >> INDEX_BITS
@@ -455,7 +474,9 @@ impl Lane {
             self.streams.read().values().for_each(|stream| stream.trim_index(tail));
         }
         if let Some(log) = &self.log {
-            log.trimmed(self.own.floor());
+            let mut former = self.former.lock();
+            former.trim(age_ms_max, now);
+            log.trimmed(former.floor(self.own.floor()));
         }
     }
 

@@ -44,6 +44,7 @@ mod block;
 mod counters;
 mod cut;
 mod fill;
+mod former;
 mod gate;
 mod lane;
 mod own;

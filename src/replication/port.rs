@@ -727,7 +727,8 @@ impl Sender {
                 return;
             }
             let known = self.far.get(&key).map_or(0, |far| far.known);
-            if floor > known && is_owed && key != lane.own.key() && stream.floor_age_ms(now) <= age_ms_max {
+            let may_be_had = key != lane.own.key() || lane.has_former_beyond(known);
+            if floor > known && is_owed && may_be_had && stream.floor_age_ms(now) <= age_ms_max {
                 self.fills.lack(key, known);
             } else if floor > known && !self.fills.holds(key) {
                 self.far.entry(key).or_default().known = floor;

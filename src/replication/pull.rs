@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 use super::block::{Block, Content, Stream, StreamKey};
 use super::counters::Counters;
 use super::fill::Ask;
+use super::former::After;
 use super::lane::Lane;
 use super::port::PortLane;
 use super::ring::Read;
@@ -512,7 +513,7 @@ impl Lane {
         (here, absent)
     }
 
-    /// The block that has this sequence, if the ring still has it.
+    /// The block that has this sequence, if it is still there.
     pub(super) fn block_of(&self, stream: &Arc<Stream>, sequence: u64) -> Option<Arc<Block>> {
         let is_it = |block: &Arc<Block>| Arc::ptr_eq(&block.stream, stream) && block.first <= sequence && sequence <= block.last;
         let read = |position| match self.ring.read(position) {
@@ -520,7 +521,11 @@ impl Lane {
             Read::NotYet | Read::Lapped => None,
         };
         let own = Arc::ptr_eq(stream, &self.own).then(|| Self::position_of(sequence));
-        own.and_then(read).or_else(|| read(stream.position_of(sequence)?))
+        let former = || match self.former_after(own.and(sequence.checked_sub(1))?) {
+            After::Block(block) => Some(block).filter(is_it),
+            After::Lost(_) | After::Nothing => None,
+        };
+        own.and_then(read).or_else(|| read(stream.position_of(sequence)?)).or_else(former)
     }
 
     /// Puts payloads in the place of their stubs in the ring. Returns the blocks that are new, and which of the payloads each of them has. To be called

@@ -59,8 +59,12 @@ pub(super) struct Durable {
 impl Durable {
     /// A life that begins with what is on the disk. Its log is another in each life if it does not go on in the old one.
     pub(super) fn start(id: u64, life: u64, disk: Disk, now: Instant) -> Self {
+        Self::with_ring(RING_BLOCKS, id, life, disk, now)
+    }
+
+    fn with_ring(blocks: usize, id: u64, life: u64, disk: Disk, now: Instant) -> Self {
         let journal = Journal::new();
-        let mut broker = Broker::with(id, now, |config| config.log = LogId(1_000 * life + id));
+        let mut broker = Broker::with(id, now, |config| (config.log, config.ring_blocks) = (LogId(1_000 * life + id), blocks));
         broker.replication = Replication::durable(broker.replication.config, wants_all(id), &journal, disk.read(), now);
         Self { broker, journal, disk }
     }
@@ -298,6 +302,67 @@ fn a_restarted_broker_catches_up_and_passes_on_what_it_had_not_passed_on() {
     assert_eq!(b.broker.got(), ["late: known and forgotten", "late: while it was down", "live"]);
     assert_eq!(c.broker.got(), ["known and safe", "known and forgotten", "while it was down", "live"]);
     assert_eq!(b.broker.counters().gaps_received.value() + c.broker.counters().gaps_received.value(), 0);
+}
+
+/// Neighbours give it all that their rings have, which may be more than its own holds.
+#[test]
+fn a_restarted_brokers_own_messages_are_not_overrun_by_what_others_have() {
+    let (before, now) = (start(), later(start()));
+    let (mut a, mut b) = (Durable::start(1, 1, Disk::default(), before), Durable::start(2, 1, Disk::default(), before));
+    let mut c = Durable::start(3, 1, Disk::default(), before);
+    [&mut a, &mut b, &mut c].into_iter().for_each(Durable::commit);
+    let say = |a: &mut Durable, payload: &str, now| {
+        let writes = a.publish(payload, QoS::AtLeastOnce, now);
+        a.write(writes);
+        a.commit();
+    };
+    say(&mut a, "known", now);
+    let (mut at_a, mut at_b) = join(&mut a, &mut b, 1, now);
+    flow_to(&at_a, &mut at_b, &mut b, now);
+    (0..RING_BLOCKS).for_each(|n| say(&mut b, &n.to_string(), now));
+    flow_to(&at_b, &mut at_a, &mut a, now);
+    a.commit();
+    drop((at_a, at_b));
+    ["on its disk", "alone"].into_iter().for_each(|payload| say(&mut a, payload, now));
+
+    let mut now = now;
+    for life in 2..=3 {
+        now += Duration::from_secs(1);
+        a = Durable::with_ring(RING_BLOCKS / 8, 1, life, a.disk, now);
+        a.commit();
+        let (at_b, mut at_a) = join(&mut b, &mut a, life, now);
+        flow_to(&at_b, &mut at_a, &mut a, now);
+        let own = a.broker.replication.lane_for("t", QoS::AtLeastOnce);
+        let lane = a.broker.replication.lane(own).unwrap();
+        assert!(lane.own.floor() >= lane.last_published().unwrap_or(lane.own.floor()), "the ring has lost them");
+        // What it writes down of that must not cost the next life the same.
+        a.broker.replication.trim(now);
+        a.commit();
+    }
+    let (mut at_a, mut at_b) = join(&mut a, &mut b, 4, now);
+    let (from_a, mut at_c) = join(&mut a, &mut c, 5, now);
+    (0..2).for_each(|_| {
+        flow_to(&at_a, &mut at_b, &mut b, now);
+        flow_to(&at_b, &mut at_a, &mut a, now);
+        flow_to(&from_a, &mut at_c, &mut c, now);
+    });
+    say(&mut a, "live", now);
+    flow_to(&at_a, &mut at_b, &mut b, now);
+    flow_to(&from_a, &mut at_c, &mut c, now);
+    let own = |broker: &Durable| {
+        let own = ["known", "on its disk", "alone", "live"];
+        broker.broker.got().into_iter().filter(|payload| own.contains(payload)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (own(&b), own(&c)),
+        (vec!["known".to_owned(), "on its disk".to_owned(), "alone".to_owned(), "live".to_owned()], own(&b))
+    );
+    assert_eq!(b.broker.counters().gaps_received.value(), 0);
+
+    // For as long as the ring would have kept them.
+    let lane = a.broker.replication.lane_for("t", QoS::AtLeastOnce);
+    a.broker.replication.trim(now + Duration::from_secs(61));
+    assert!(!a.broker.replication.lane(lane).unwrap().has_former_beyond(0));
 }
 
 /// As from a snapshot of a virtual machine.
