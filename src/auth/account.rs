@@ -11,8 +11,8 @@
 //! - Of users whose sessions are here (somebody holds the name that [`Accounts`] gave out) the last word is kept, of others the newest ones up to a bound.
 //! - What is not known grants nothing.
 //! - A word is as old as the question that it answers.
-//! - That a database does not know a user any more shuts him out at once, and ends his sessions only if it says so again a `life` later: a table that is filled anew, or a
-//!   standby without data, costs nobody what waits for him. What stands before a service says "unknown", too, when that is being changed, so its word ends none.
+//! - That a database does not know a user any more shuts him out at once, and ends his sessions only if it says so again a `life` later, or, where many are missing, a day:
+//!   a table that is filled anew, or a standby without data, costs nobody what waits for him. What stands before a service says "unknown", too, when that is being changed, so its word ends none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -32,6 +32,11 @@ const RULES_BYTES: usize = 16 * 1_024 * 1_024;
 const RULES_SHARE: usize = 64;
 /// How long it counts that there is no such user.
 const NOBODY_LIFE: Duration = Duration::from_secs(5);
+/// Where more than this part of those with sessions is missing, and so many, or all of several, it is the database that lacks them.
+const MISSING_SHARE: usize = 10;
+const MISSING_MIN: usize = 10;
+/// They are gone if they are missing for so long.
+const MISSING_LIFE: Duration = Duration::from_secs(24 * 3_600);
 /// Of whom a question has failed it is asked again after a quarter of `life`, or this.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
@@ -217,8 +222,19 @@ pub struct Look {
     pub oldest: Duration,
     /// Of how many the backend was asked last without an answer.
     pub failing: usize,
-    /// Of how many it counts that there is such a user, or did until the last look.
+    /// Of how many it counts that there is such a user, or did before they were missing.
     pub followed: usize,
+    /// How many are missing.
+    pub missing: usize,
+}
+
+impl Look {
+    /// Whether so many are missing that it is the database that lacks them.
+    #[must_use]
+    pub fn are_many_missing(&self) -> bool {
+        let is_many = self.missing >= MISSING_MIN || (self.missing > 1 && self.missing == self.followed);
+        is_many && self.missing > self.followed / MISSING_SHARE
+    }
 }
 
 /// See the module's page.
@@ -233,6 +249,10 @@ pub struct Accounts {
 #[derive(Debug, Default)]
 struct Table {
     by_name: BTreeMap<Arc<str>, Entry>,
+    /// When the backend was asked last what it has answered well: about those who may do everything, and about others. Of these it is asked for more.
+    answered: [Option<Instant>; 2],
+    /// As of the last look.
+    are_many_missing: bool,
     /// At so many it is looked who can go.
     full_at: usize,
     /// Rules that are the same are kept once, and so are the routes that are worked out by them.
@@ -299,16 +319,22 @@ impl Accounts {
         // One is the table's, one ours.
         let is_followed = Arc::strong_count(&name) > 2;
         let word = match word.into() {
-            Known::Somebody(account) => Known::Somebody(table.with_shared_rules(account)),
+            Known::Somebody(account) => {
+                let answered = table.answered_about(&account);
+                *answered = (*answered).max(Some(asked));
+                Known::Somebody(table.with_shared_rules(account))
+            }
             word => word,
         };
+        let are_many_missing = table.are_many_missing;
         let Some(entry) = table.by_name.get_mut(&name) else {
             return (Remembered { name, known: word, is_fresh: true }, false);
         };
         let word = match word {
             Known::Nobody if is_followed => {
                 let since = *entry.missing.get_or_insert(asked);
-                let is_sure = self.by == Backend::Sql && asked.saturating_duration_since(since) >= self.life;
+                let patience = if are_many_missing { self.life.max(MISSING_LIFE) } else { self.life };
+                let is_sure = self.by == Backend::Sql && asked.saturating_duration_since(since) >= patience;
                 if is_sure || entry.known == Known::Nobody { Known::Nobody } else { Known::Missing }
             }
             word => {
@@ -331,7 +357,8 @@ impl Accounts {
     }
 
     /// Takes that the backend was asked about this user and gave no answer, though it can be asked. Whoever has a session goes on, but not for ever: after `grace` his
-    /// word counts no more. Whether that is now.
+    /// word counts no more, if it has answered well meanwhile about somebody else of whom it is asked the same. Whether that is now. Where it answers about nobody it is
+    /// the backend that is at fault, or what it is asked, and all go on.
     #[must_use]
     pub fn fail(&self, name: &str, now: Instant) -> Option<Arc<str>> {
         let mut table = self.table.lock();
@@ -340,11 +367,20 @@ impl Accounts {
         let since = entry.failed.map_or(now, |(_, since)| since);
         entry.failed = Some((now, since));
         let is_over = now.saturating_duration_since(since) >= self.life.max(self.grace);
-        if !is_over || !matches!(entry.known, Known::Somebody(_)) {
+        let Known::Somebody(account) = &entry.known else { return None };
+        let account = Arc::clone(account);
+        if !is_over || table.answered_about(&account).is_none_or(|at| at < since) {
             return None;
         }
-        entry.known = Known::Refused;
+        table.by_name.get_mut(&name)?.known = Known::Refused;
         Some(name)
+    }
+
+    /// Takes that the backend was away until now: what was not answered meanwhile says nothing of anybody.
+    pub fn excuse(&self, now: Instant) {
+        for entry in self.table.lock().by_name.values_mut() {
+            entry.failed = entry.failed.map(|(at, _)| (at, now));
+        }
     }
 
     /// Takes a word that counts until then, however often it comes. The key is to be kept as long as the user has a session.
@@ -383,12 +419,18 @@ impl Accounts {
         over
     }
 
-    /// What is known of the user of a session that is here, however old that is, and the name by which that is kept.
+    /// What is known of the user of a session that is here, however old that is, and the name by which that is kept. That there was no such user when nobody
+    /// had a session here is not: he may have been added since.
     #[must_use]
     pub fn follow(&self, name: &Arc<str>) -> (Arc<str>, Known) {
         let mut table = self.table.lock();
         let name: Arc<str> = match table.by_name.get_key_value(name) {
-            Some((name, entry)) => return (Arc::clone(name), entry.known.clone()),
+            Some((name, entry)) if matches!(entry.known, Known::Somebody(_)) || Arc::strong_count(name) > 1 => {
+                return (Arc::clone(name), entry.known.clone());
+            }
+            // The word stays as it is for whoever is at the door, but for a session it is as if nobody had been asked.
+            Some((name, _)) if self.by != Backend::Sql => return (Arc::clone(name), Known::Awaited),
+            Some((name, _)) => Arc::clone(name),
             // Without what was shown nobody can be asked.
             None if self.by != Backend::Sql => return (Arc::clone(name), Known::Awaited),
             // A copy: whoever asks may hold his own for longer than a session.
@@ -418,6 +460,7 @@ impl Accounts {
                 look.oldest = look.oldest.max(age(entry).unwrap_or_default());
             }
             look.followed += usize::from(matches!(entry.known, Known::Somebody(_) | Known::Missing));
+            look.missing += usize::from(entry.known == Known::Missing);
             look.failing += usize::from(entry.failed.is_some());
             if is_due(entry) {
                 due.push((entry.at, Arc::clone(name)));
@@ -425,6 +468,7 @@ impl Accounts {
             true
         });
         table.sweep_rules();
+        table.are_many_missing = look.are_many_missing();
         drop(table);
         // Never asked comes first.
         due.sort_unstable();
@@ -440,6 +484,12 @@ impl Accounts {
 }
 
 impl Table {
+    /// See [`Table::answered`].
+    fn answered_about(&mut self, account: &Account) -> &mut Option<Instant> {
+        let [of_all, of_others] = &mut self.answered;
+        if account.granted == Granted::All { of_all } else { of_others }
+    }
+
     /// The name as it is kept, with an entry of its own.
     fn entry_of(&mut self, name: &str, now: Instant) -> Arc<str> {
         if let Some((name, _)) = self.by_name.get_key_value(name) {
@@ -641,12 +691,74 @@ mod tests {
         assert!(!look.due.contains(&names[0]) && look.failing == 1, "{look:?}");
         assert!(accounts.look(at + LIFE / 4).due.contains(&names[0]));
         // As long as others are answered, and he is not.
+        accounts.learn("eve", Some(account(&[])), at + LIFE);
         assert_eq!(accounts.fail("bob", at + GRACE - Duration::from_millis(1)), None);
         assert_eq!(accounts.fail("bob", at + GRACE), Some(Arc::clone(&names[0])));
         assert_eq!((accounts.follow(&names[0]).1, accounts.fail("bob", at + GRACE)), (Known::Refused, None));
         assert!(accounts.learn("bob", Some(account(&[])), at + GRACE + LIFE).1, "he may come again");
         assert_eq!(accounts.look(at + GRACE + LIFE).failing, 0);
         assert_eq!(accounts.fail("bob", at + GRACE * 2), None, "it counts anew");
+    }
+
+    #[test]
+    fn that_nobody_was_called_so_before_says_nothing_of_a_session_that_comes() {
+        let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
+        drop(accounts.learn("bob", None, now));
+        assert!(accounts.recall("bob", now).is_some_and(|found| found.known == Known::Nobody), "at the door");
+        let (held, known) = accounts.follow(&"bob".into());
+        assert_eq!((known, accounts.look(now).due), (Known::Awaited, vec![Arc::clone(&held)]));
+        // What is said of it from then on counts.
+        for at in [now, now + LIFE] {
+            accounts.learn("bob", None, at);
+        }
+        assert_eq!(accounts.follow(&held).1, Known::Nobody);
+        let service = Accounts::new(Backend::Http, LIFE, GRACE);
+        drop(service.learn("bob\0x", Known::Refused, now));
+        assert_eq!(service.follow(&"bob\0x".into()).1, Known::Awaited);
+    }
+
+    #[test]
+    fn where_many_are_missing_it_is_the_database_that_lacks_them() {
+        for (users, gone, expected) in
+            [(20, 20, true), (200, 21, true), (200, 20, false), (20, 9, false), (2, 2, true), (1, 1, false)]
+        {
+            let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
+            let learn = |n: usize, known, at| accounts.learn(&format!("user {n}"), known, at).0.name;
+            let held: Vec<_> = (0..users).map(|n| learn(n, Some(account(&[])), now)).collect();
+            let is_over = |name: &Arc<str>| accounts.follow(name).1 == Known::Nobody;
+            // They are seen to be so one by one, as it is asked about them.
+            for n in 0..gone {
+                learn(n, None, now + Duration::from_millis(100 * n as u64));
+            }
+            let look = accounts.look(now + LIFE);
+            assert_eq!((look.missing, look.followed, look.are_many_missing()), (gone, users, expected), "{gone} of {users}");
+            for after in [LIFE * 2, LIFE * 3] {
+                (0..gone).for_each(|n| drop(learn(n, None, now + after)));
+                let _ = accounts.look(now + after);
+            }
+            assert_eq!(held.iter().any(is_over), !expected, "{gone} of {users}");
+            (0..gone).for_each(|n| drop(learn(n, None, now + MISSING_LIFE + LIFE)));
+            assert!(held.iter().take(gone).all(is_over), "{gone} of {users}");
+        }
+    }
+
+    #[test]
+    fn a_backend_that_answers_about_nobody_and_one_that_was_away_shut_nobody_out() {
+        let (accounts, now) = (Accounts::new(Backend::Sql, LIFE, GRACE), start());
+        let _held = ["bob", "eve"].map(|name| accounts.learn(name, Some(account(&[])), now).0.name);
+        let at = now + LIFE;
+        for after in [Duration::ZERO, GRACE, GRACE * 9] {
+            for name in ["bob", "eve"] {
+                assert_eq!(accounts.fail(name, at + after), None, "a column has another name: {after:?}");
+            }
+            // Of those who are not there, and of those who may do everything, it is not asked all.
+            accounts.learn("nobody", None, at + after);
+            accounts.learn("root", Some(Account::new(None, Granted::All)), at + after);
+        }
+        accounts.excuse(at + GRACE * 10);
+        accounts.learn("eve", Some(account(&[])), at + GRACE * 10);
+        assert_eq!(accounts.fail("bob", at + GRACE * 11 - Duration::from_millis(1)), None, "while it was away nobody was answered");
+        assert!(accounts.fail("bob", at + GRACE * 11).is_some());
     }
 
     #[test]

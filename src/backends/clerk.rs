@@ -9,6 +9,8 @@
 //!   is not asked about.
 //! - While the backend is away it is asked for a sign of life, once in [`PROBE_INTERVAL`] and one at a time, and nothing else. That it is away is said by a connection that
 //!   cannot be had or a sign of life that does not come: not by what was asked of one user.
+//! - While it can be asked, no word counts that is older than it may be: a question that has failed is no answer. Where it may have failed because the backend is away,
+//!   whoever is at the door waits for a sign of life first.
 //! - A question that is broken off has failed: nothing waits for it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -37,10 +39,6 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// For so long it is shown that a question has failed, at most; where words live shorter, for as long as these.
 const FAILURE_SHOWN_MAX: Duration = Duration::from_secs(60);
-/// Where more than this part of those who are in vanishes between two looks, that is said aloud.
-const VANISHED_SHARE: usize = 10;
-/// And at least so many.
-const VANISHED_MIN: usize = 10;
 /// Between two walks over all sessions and all that is retained, at least; and not less than the last one took.
 const WALK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -198,7 +196,9 @@ pub(super) struct Clerk<A> {
     wanted: HashMap<Arc<str>, Wanted, ahash::RandomState>,
     /// Those at the door of whom it has not been asked yet.
     line: VecDeque<Arc<str>>,
-    /// How many wait, in the line and for what is under way.
+    /// Those whose question has failed, and perhaps because the backend is away: they wait for a sign of life.
+    unsure: Vec<(Arc<str>, Vec<Asker>)>,
+    /// How many wait, in the line, for what is under way, and for a sign of life.
     at_door: usize,
     /// Of whom it is to be asked again.
     due: VecDeque<Arc<str>>,
@@ -209,10 +209,8 @@ pub(super) struct Clerk<A> {
     is_probing: bool,
     wants_probe: bool,
     probed: Option<Instant>,
-    /// Since the last look.
-    vanished: usize,
-    followed: usize,
     is_late: bool,
+    are_many_missing: bool,
     log: LogRate,
 }
 
@@ -229,6 +227,7 @@ impl<A: Ask> Clerk<A> {
             heard: mpsc::channel(terms.pool_size + 1),
             wanted: HashMap::default(),
             line: VecDeque::new(),
+            unsure: Vec::new(),
             at_door: 0,
             due: VecDeque::new(),
             asking: 0,
@@ -237,9 +236,8 @@ impl<A: Ask> Clerk<A> {
             is_probing: false,
             wants_probe: false,
             probed: None,
-            vanished: 0,
-            followed: 0,
             is_late: false,
+            are_many_missing: false,
             log: LogRate::default(),
         }
     }
@@ -323,6 +321,10 @@ impl<A: Ask> Clerk<A> {
                 let answer = self.remembered(&name, now);
                 self.reply(askers, &answer);
             }
+            for (name, askers) in std::mem::take(&mut self.unsure) {
+                let answer = self.remembered(&name, now);
+                self.reply(askers, &answer);
+            }
             return;
         }
         while self.asking < self.terms.pool_size {
@@ -385,14 +387,13 @@ impl<A: Ask> Clerk<A> {
         self.asking -= 1;
         self.refreshing -= usize::from(is_refresh);
         let Wanted { shown, askers, later, .. } = self.wanted.remove(&name).unwrap_or_default();
-        let answer = match found {
+        match found {
             Ok(known) => {
                 let (remembered, has_changed) = self.accounts.learn(&name, known, asked);
                 if has_changed {
-                    self.vanished += usize::from(remembered.known == Known::Missing);
                     self.news.add([Arc::clone(&remembered.name)]);
                 }
-                answer(remembered, true)
+                self.reply(askers, &answer(remembered, true));
             }
             Err(failure) => {
                 if !matches!(failure, Failure::Away(_))
@@ -406,10 +407,16 @@ impl<A: Ask> Clerk<A> {
                     self.news.add([name]);
                 }
                 self.fail(&failure, now);
-                self.remembered(&name, now)
+                let remembered = self.accounts.recall(&name, now);
+                if let Some(fresh) = remembered.filter(|remembered| remembered.is_fresh) {
+                    self.reply(askers, &answer(fresh, false));
+                } else if let Failure::Refused(_) = failure {
+                    self.reply(askers, &Answer::Away);
+                } else {
+                    self.unsure.push((Arc::clone(&name), askers));
+                }
             }
-        };
-        self.reply(askers, &answer);
+        }
         if !later.is_empty() {
             // They have waited for what could not be known.
             let later = later.into_iter().map(|asker| Asker { since: now, ..asker }).collect();
@@ -422,9 +429,13 @@ impl<A: Ask> Clerk<A> {
         self.is_probing = false;
         match answered {
             Ok(()) => {
+                for (_, askers) in std::mem::take(&mut self.unsure) {
+                    self.reply(askers, &Answer::Away);
+                }
                 if self.state.is_away.swap(false, Ordering::Relaxed) {
                     tracing::info!(backend = self.accounts.by().name(), "it answers again");
                     *self.state.failed_at.lock() = None;
+                    self.accounts.excuse(now);
                 }
             }
             Err(failure) if !self.state.is_away.load(Ordering::Relaxed) => self.fail(&failure, now),
@@ -432,7 +443,7 @@ impl<A: Ask> Clerk<A> {
         }
     }
 
-    /// What counts without an answer.
+    /// What counts while it is away.
     fn remembered(&self, name: &str, now: Instant) -> Answer {
         self.accounts.recall(name, now).map_or(Answer::Away, |remembered| answer(remembered, false))
     }
@@ -463,18 +474,11 @@ impl<A: Ask> Clerk<A> {
 
     /// Now and then.
     fn look(&mut self, now: Instant) {
-        let Look { due, oldest, failing, followed } = self.accounts.look(now);
+        let look = self.accounts.look(now);
+        self.tell_whether_many_are_missing(&look);
+        let Look { due, oldest, failing, .. } = look;
         self.state.oldest_ms.store(u64::try_from(oldest.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.state.users_failing.store(failing as u64, Ordering::Relaxed);
-        let (vanished, of) = (std::mem::take(&mut self.vanished), std::mem::replace(&mut self.followed, followed));
-        if vanished >= VANISHED_MIN && vanished > of / VANISHED_SHARE {
-            tracing::error!(
-                backend = self.accounts.by().name(),
-                vanished,
-                of,
-                "many users are not found any more; they are shut out, and what they have ends if that is still so after cache_ttl"
-            );
-        }
         if self.state.is_away.load(Ordering::Relaxed) {
             self.probe(now);
             return;
@@ -486,6 +490,19 @@ impl<A: Ask> Clerk<A> {
         if self.due.is_empty() {
             self.due = due.into();
         }
+    }
+
+    fn tell_whether_many_are_missing(&mut self, look: &Look) {
+        let are_many = look.are_many_missing();
+        if are_many && !self.are_many_missing {
+            tracing::error!(
+                backend = self.accounts.by().name(),
+                missing = look.missing,
+                of = look.followed,
+                "many users are not found any more; they are shut out, and what they have ends if that is still so after a day"
+            );
+        }
+        self.are_many_missing = are_many;
     }
 
     /// A backend that is too slow for so many users does not keep what `cache_ttl` promises.
@@ -539,15 +556,17 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Knows everybody. `slow...` takes until it is let go, `boom` is a fault in the program.
+    /// Knows everybody, unless it fails. `slow...` takes until it is let go, `boom` is a fault in the program.
     struct Fake {
         asked: Mutex<Vec<String>>,
         gate: Semaphore,
+        failure: Mutex<Option<Failure>>,
+        is_away: AtomicBool,
     }
 
     impl Ask for Fake {
         async fn ping(&self) -> Result<(), Failure> {
-            Ok(())
+            if self.is_away.load(Ordering::Relaxed) { Err(Failure::Away("it is away".to_owned())) } else { Ok(()) }
         }
 
         async fn look_up(&self, key: &str, _: Option<&Arc<Shown>>) -> Result<Known, Failure> {
@@ -557,26 +576,31 @@ mod tests {
                 self.gate.acquire().await.unwrap().forget();
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
+            if let Some(failure) = self.failure.lock().clone() {
+                return Err(failure);
+            }
             Ok(Known::Somebody(Arc::new(Account::new(None, Granted::All))))
         }
     }
 
     struct Bench {
         fake: Arc<Fake>,
+        accounts: Arc<Accounts>,
         state: Arc<State>,
         requests: mpsc::Sender<Request>,
     }
 
     impl Bench {
         fn new(pool_size: usize, life: Duration) -> Self {
-            let fake = Arc::new(Fake { asked: Mutex::default(), gate: Semaphore::new(0) });
-            let accounts = Arc::new(Accounts::new(Backend::Sql, life, life * 10));
+            let (asked, gate, failure, is_away) = (Mutex::default(), Semaphore::new(0), Mutex::default(), AtomicBool::new(false));
+            let fake = Arc::new(Fake { asked, gate, failure, is_away });
+            let accounts = Arc::new(Accounts::new(Backend::Sql, life, life * 100));
             let terms = Terms { life, pool_size };
             let state = Arc::new(State::new(terms));
-            let clerk = Clerk::new(Arc::clone(&fake), accounts, Arc::clone(&state), terms, Arc::default());
+            let clerk = Clerk::new(Arc::clone(&fake), Arc::clone(&accounts), Arc::clone(&state), terms, Arc::default());
             let (requests, requests_out) = mpsc::channel(2 * AT_DOOR_MAX);
             task::spawn("clerk", clerk.run(requests_out));
-            Self { fake, state, requests }
+            Self { fake, accounts, state, requests }
         }
 
         fn put(&self, name: &str, is_anew: bool) -> oneshot::Receiver<Answer> {
@@ -652,6 +676,33 @@ mod tests {
         assert!(matches!(said(bench.put("boom", false)).await, Answer::Away));
         assert!(bench.state.is_failing(clock::now()) && !bench.state.is_away.load(Ordering::Relaxed));
         assert_eq!((bench.times("boom"), bench.state.failed.value()), (2, 2));
+    }
+
+    #[tokio::test]
+    async fn a_question_that_fails_is_answered_by_an_old_word_only_while_the_backend_is_away() {
+        let fail = |bench: &Bench, failure: fn(String) -> Failure| *bench.fake.failure.lock() = Some(failure("no".to_owned()));
+        let bench = Bench::new(2, Duration::from_secs(600));
+        assert!(matches!(said(bench.put("bob", false)).await, Answer::Somebody { is_new: true, .. }));
+        for failure in [Failure::Refused, Failure::Doubtful] {
+            fail(&bench, failure);
+            assert!(matches!(said(bench.put("bob", false)).await, Answer::Somebody { is_new: false, .. }), "it is as good as new");
+        }
+        let bench = Bench::new(2, Duration::from_secs(1));
+        assert!(matches!(said(bench.put("bob", false)).await, Answer::Somebody { is_new: true, .. }));
+        let is_old = || bench.accounts.recall("bob", clock::now()).is_some_and(|remembered| !remembered.is_fresh);
+        bench.until("an old word", is_old).await;
+        for failure in [Failure::Refused, Failure::Doubtful] {
+            fail(&bench, failure);
+            assert!(matches!(said(bench.put("bob", false)).await, Answer::Away), "others are answered");
+        }
+        assert!(!bench.state.is_away.load(Ordering::Relaxed));
+        // Only now it is seen that it is away, and whoever waits is let in by what is remembered; nobody else is.
+        bench.fake.is_away.store(true, Ordering::Relaxed);
+        let both = ["bob", "eve"].map(|name| bench.put(name, false));
+        let [bob, eve] = both.map(said);
+        assert!(matches!(bob.await, Answer::Somebody { is_new: false, .. }));
+        assert!(matches!(eve.await, Answer::Away));
+        assert!(bench.state.is_away.load(Ordering::Relaxed));
     }
 
     #[tokio::test]

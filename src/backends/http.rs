@@ -18,7 +18,7 @@ use ureq::http::header::AUTHORIZATION;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
 use super::rows::Rows;
-use super::{BackendError, Failure};
+use super::{BackendError, Failure, PING_MAX};
 use crate::auth::{Account, Granted, Known, Shown};
 use crate::clock;
 use crate::config::{AuthHttp, HttpFormat, WithoutRules};
@@ -59,7 +59,7 @@ impl Service {
     /// Whether it can be asked: whatever it answers, but for what a proxy says in its place.
     pub(super) fn ping(&self) -> Result<(), Failure> {
         let url = self.settings.user_url.as_deref().unwrap_or_default();
-        let mut request = self.agent.get(url).config().timeout_global(Some(self.settings.timeout)).build();
+        let mut request = self.agent.get(url).config().timeout_global(Some(self.settings.timeout.min(PING_MAX))).build();
         if let Some(value) = &self.authorization {
             request = request.header(AUTHORIZATION, value);
         }

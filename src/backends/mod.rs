@@ -32,6 +32,8 @@ use crate::{clock, task};
 
 /// Between two looks whose tokens have expired.
 const TOKENS_INTERVAL: Duration = Duration::from_secs(1);
+/// A sign of life that takes longer is none: whoever is at the door waits for it, behind a question that took its whole time-out.
+const PING_MAX: Duration = Duration::from_secs(3);
 /// Names that are longer are nobody's, bytes.
 const NAME_BYTES_MAX: usize = 1_024;
 

@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! - What is not understood grants nothing: a row of rules that is none is left out, an unusable hash is no password.
-//! - No error of a query, and no error of the database, is an answer.
+//! - No error of a query, and no error of the database, is an answer. Nor does what one user's query has come to say that the database is away: a connection that
+//!   cannot be had says so.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -19,7 +20,7 @@ use sqlx::{Any, AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connectio
 use tokio::time::timeout_at;
 
 use super::rows::Rows;
-use super::{BackendError, Failure};
+use super::{BackendError, Failure, PING_MAX};
 use crate::auth::{Account, Granted, MAY_READ, MAY_SUBSCRIBE, MAY_WRITE, Record, Rules};
 use crate::clock;
 use crate::config::{AuthSql, is_this_machine};
@@ -75,7 +76,8 @@ impl Database {
         }
         sqlx::any::install_default_drivers();
         let size = u32::try_from(self.queries.pool_size).unwrap_or(1);
-        let pool = AnyPoolOptions::new().max_connections(size).acquire_timeout(self.queries.timeout);
+        // One is for signs of life: questions may have all others.
+        let pool = AnyPoolOptions::new().max_connections(size.saturating_add(1)).acquire_timeout(self.queries.timeout);
         let pool = pool.connect_lazy_with(place.options.clone());
         *kept = Some((place, pool.clone()));
         pool
@@ -83,11 +85,11 @@ impl Database {
 
     /// Whether it can be asked.
     pub(super) async fn ping(&self) -> Result<(), Failure> {
-        let mut connection = self.pool().acquire().await.map_err(away)?;
-        let found = match tokio::time::timeout(self.queries.timeout, connection.ping()).await {
-            Ok(found) => found.map_err(away),
-            Err(_) => Err(Failure::Away(format!("no answer within {:?}", self.queries.timeout))),
-        };
+        let patience = self.queries.timeout.min(PING_MAX);
+        let end = clock::now() + patience;
+        let late = || Failure::Away(format!("no sign of life within {patience:?}"));
+        let mut connection = timeout_at(end.into(), self.pool().acquire()).await.map_err(|_| late())?.map_err(away)?;
+        let found = timeout_at(end.into(), connection.ping()).await.map_or_else(|_| Err(late()), |found| found.map_err(away));
         give_back(connection, found.is_ok());
         found
     }
@@ -256,22 +258,43 @@ fn refused(key: &str, error: &sqlx::Error) -> Failure {
     Failure::Refused(format!("{key}: {error}"))
 }
 
+/// What a query has failed of. One user's may be stopped, may be too big or cost its connection while those of all others are answered.
 fn failure(key: &str, error: sqlx::Error) -> Failure {
-    let sqlx::Error::Database(of_database) = &error else {
-        return match error {
-            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => away(error),
-            _ => refused(key, &error),
-        };
+    let is_doubtful = match &error {
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| is_doubtful(&code)),
+        sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
+        _ => false,
     };
-    // The server goes down, or has no room (SQL:2016 part 2, 24.1, and PostgreSQL's own class 57).
-    let is_away =
-        of_database.code().is_some_and(|code| ["08", "53", "57"].iter().any(|class| code.len() == 5 && code.starts_with(class)));
-    if is_away { away(error) } else { refused(key, &error) }
+    if is_doubtful { Failure::Doubtful(format!("{key}: {error}")) } else { refused(key, &error) }
+}
+
+/// Whether it may be that the server goes down, or has no room (SQL:2016 part 2, 24.1, and PostgreSQL's own classes 53 and 57).
+fn is_doubtful(state: &str) -> bool {
+    state.len() == 5 && ["08", "53", "57"].iter().any(|class| state.starts_with(class))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_one_users_query_has_come_to_makes_nobody_away() {
+        let broken = || std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        for (error, is_doubtful) in [
+            (sqlx::Error::Io(broken()), true),
+            (sqlx::Error::Tls(Box::new(broken())), true),
+            (sqlx::Error::Protocol("half a row".to_owned()), true),
+            (sqlx::Error::WorkerCrashed, true),
+            (sqlx::Error::ColumnNotFound("hash".to_owned()), false),
+        ] {
+            let found = failure("user_query", error);
+            assert_eq!(matches!(&found, Failure::Doubtful(why) if why.starts_with("user_query: ")), is_doubtful, "{found:?}");
+            assert_eq!(matches!(found, Failure::Refused(_)), !is_doubtful, "{found:?}");
+        }
+        // A statement that is stopped, no memory for it, a server that goes down; a table that is not there, a word of MySQL's that is none of these.
+        let states = ["57014", "53200", "57P01", "42P01", "HY000", "571"].map(is_doubtful);
+        assert_eq!(states, [true, true, true, false, false, false]);
+    }
 
     #[test]
     fn a_url_over_the_network_says_how_it_is_protected() {

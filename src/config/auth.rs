@@ -72,7 +72,7 @@ pub struct AuthSql {
     /// And so old at most of one who comes while the database is away.
     #[serde(with = "units::duration")]
     pub cache_grace: Duration,
-    /// Connections to the database at most.
+    /// Users of whom it is asked at once, each by a connection; one more is for signs of life.
     #[serde(deserialize_with = "units::count")]
     pub pool_size: usize,
     /// After this long a user's queries have failed.

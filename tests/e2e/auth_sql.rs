@@ -521,14 +521,41 @@ fn a_database_that_hangs_costs_nobody_his_connection_and_a_slow_user_only_himsel
 }
 
 #[test]
+fn a_database_that_stops_the_query_of_one_user_answers_all_others() {
+    let site = Site::new();
+    let Some(database) = Database::new(Kind::Postgres, &site) else { return };
+    for name in ["bob", "eve", "slow"] {
+        database.add_user(name, HELLO, false);
+        database.grant(name, "t", 7);
+    }
+    // Before the broker would.
+    database.execute("ALTER ROLE mqtt SET statement_timeout = '1s'");
+    let configuration = database.guard(&site, &site.alone("a"), "").replace("timeout = \"2s\"", "timeout = \"5s\"");
+    let slow = "SELECT hash FROM users WHERE name = $1 AND (name <> 'slow' OR pg_sleep(60) IS NOT NULL)";
+    let broker = site.start("a", &configuration.replace("SELECT hash FROM users WHERE name = $1", slow));
+    let mut bob = Client::connect(&broker, &login("bob", "hello"));
+    assert_eq!(refusal(&broker, &login("slow", "hello")), UNAVAILABLE);
+    broker.wait_for_log(&["what was asked of a user has failed", "statement timeout"]);
+    // Nobody is let in or kept out by what is remembered.
+    assert_eq!(refusal(&broker, &login("nobody", "hello")), WRONG);
+    Client::connect(&broker, &login("eve", "hello")).disconnect();
+    database.execute("DELETE FROM users WHERE name = 'bob'");
+    bob.expect_disconnect(&[NOT_AUTHORIZED]);
+    assert!(!broker.log().contains("it cannot be asked"), "{}", broker.log());
+}
+
+#[test]
 fn a_table_that_is_empty_for_a_moment_ends_no_session_and_the_file_that_says_where_is_read_anew() {
     let site = Site::new();
     let database = Database::new(Kind::Sqlite, &site).unwrap();
     database.add_user("bob", HELLO, false);
     database.add_user("root", HELLO, true);
     database.grant("bob", "t", 7);
-    let broker = site.start("a", &database.guard(&site, &site.alone("a"), ""));
-    let health = broker.address_of("health");
+    let configuration = database.guard(&site, &site.alone("a"), "");
+    // He is back long before he is looked for again, however much else this machine does.
+    let patient = configuration.replace("cache_ttl = \"2s\"", "cache_ttl = \"10s\"");
+    assert_ne!(patient, configuration);
+    let broker = site.start("a", &patient);
     let bob =
         || Connect::new(5).id("bob's").login("bob", "hello").resume(3_600).will(Will { qos: 1, ..Will::new("t", "a last word") });
     let mut client = Client::connect(&broker, &bob());
@@ -540,18 +567,24 @@ fn a_table_that_is_empty_for_a_moment_ends_no_session_and_the_file_that_says_whe
     client.expect_disconnect(&[NOT_AUTHORIZED]);
     root.say("t", "meanwhile");
     database.execute(given_back);
-    let come_back = || {
+    let come_back = |broker: &Broker| {
         wait_for("bob, who is known again", || {
-            let mut client = Client::open(&broker, 5);
+            let mut client = Client::open(broker, 5);
             client.send(&bob().encode());
             let connack = client.receive();
             (connack.reason == 0).then_some((client, connack.session_present))
         })
     };
-    let (mut client, is_present) = come_back();
+    let (mut client, is_present) = come_back(&broker);
     assert!(is_present);
     assert_eq!(client.take_messages(1), ["meanwhile"], "and not the last word of one who was shut out");
     // For good.
+    broker.kill();
+    let broker = site.start("a", &configuration);
+    let health = broker.address_of("health");
+    let mut root = Client::connect(&broker, &login("root", "hello"));
+    let (mut client, is_present) = come_back(&broker);
+    assert!(is_present);
     database.execute(taken);
     client.expect_disconnect(&[NOT_AUTHORIZED]);
     wait_for("an end of the session", || get(health, "/metrics").contains("\nmqtt_st_quic_sessions 1.0\n").then_some(()));
@@ -567,7 +600,7 @@ fn a_table_that_is_empty_for_a_moment_ends_no_session_and_the_file_that_says_whe
     assert!(may_publish(&mut root, "t"));
     std::fs::write(site.file("dsn"), format!("{}\n", others.url)).unwrap();
     broker.signal("HUP");
-    let (_, is_present) = come_back();
+    let (_, is_present) = come_back(&broker);
     assert!(!is_present);
 }
 
