@@ -218,6 +218,8 @@ pub struct Term {
 pub struct Look {
     /// Of whom the backend is to be asked again by now, so that no word that counts for them gets older than `life`; the oldest first.
     pub due: Vec<Arc<str>>,
+    /// Those of whom it is to be asked again and was asked in vain: they may take the whole time-out once more. The oldest first.
+    pub again: Vec<Arc<str>>,
     /// How old the oldest word is that counts for one of them.
     pub oldest: Duration,
     /// Of how many the backend was asked last without an answer.
@@ -450,7 +452,7 @@ impl Accounts {
             is_old && entry.failed.is_none_or(|(at, _)| now.saturating_duration_since(at) >= retry)
         };
         let kept_for = self.life.max(self.grace);
-        let (mut look, mut due) = (Look::default(), Vec::new());
+        let (mut look, mut due, mut again) = (Look::default(), Vec::new(), Vec::new());
         let mut table = self.table.lock();
         table.by_name.retain(|name, entry| {
             if Arc::strong_count(name) == 1 {
@@ -463,7 +465,8 @@ impl Accounts {
             look.missing += usize::from(entry.known == Known::Missing);
             look.failing += usize::from(entry.failed.is_some());
             if is_due(entry) {
-                due.push((entry.at, Arc::clone(name)));
+                let list = if entry.failed.is_some() { &mut again } else { &mut due };
+                list.push((entry.at, Arc::clone(name)));
             }
             true
         });
@@ -471,8 +474,11 @@ impl Accounts {
         table.are_many_missing = look.are_many_missing();
         drop(table);
         // Never asked comes first.
-        due.sort_unstable();
-        look.due = due.into_iter().map(|(_, name)| name).collect();
+        for (list, names) in [(due, &mut look.due), (again, &mut look.again)] {
+            let mut list = list;
+            list.sort_unstable();
+            names.extend(list.into_iter().map(|(_, name)| name));
+        }
         look
     }
 
@@ -688,8 +694,9 @@ mod tests {
         assert_eq!((look.due.len(), look.oldest, look.failing, look.followed), (3, LIFE * 3 / 2, 0, 3));
         assert_eq!(accounts.fail("bob", at), None);
         let look = accounts.look(at + Duration::from_secs(1));
-        assert!(!look.due.contains(&names[0]) && look.failing == 1, "{look:?}");
-        assert!(accounts.look(at + LIFE / 4).due.contains(&names[0]));
+        assert!(!look.due.contains(&names[0]) && look.again.is_empty() && look.failing == 1, "{look:?}");
+        let look = accounts.look(at + LIFE / 4);
+        assert!(!look.due.contains(&names[0]) && look.again == [Arc::clone(&names[0])], "{look:?}");
         // As long as others are answered, and he is not.
         accounts.learn("eve", Some(account(&[])), at + LIFE);
         assert_eq!(accounts.fail("bob", at + GRACE - Duration::from_millis(1)), None);

@@ -5,6 +5,7 @@
 //!
 //! Invariants:
 //! - Of one user it is asked once at a time. An answer is as old as its question, and whoever wants a new one gets none that was asked before.
+//! - Those about whom it was asked in vain wait for one another, not the others for them: of these one question at most is under way.
 //! - At most [`AT_DOOR_MAX`] wait, and nobody waits for longer than [`LINE_MAX`] to be asked about: they are told that it is busy, and may come again. Who has gone
 //!   is not asked about.
 //! - While the backend is away it is asked for a sign of life, once in [`PROBE_INTERVAL`] and one at a time, and nothing else. That it is away is said by a connection that
@@ -146,6 +147,7 @@ struct Reply {
     asked: Instant,
     found: Result<Known, Failure>,
     is_refresh: bool,
+    is_again: bool,
 }
 
 /// What is to be told of something that is under way, however that ends.
@@ -202,6 +204,9 @@ pub(super) struct Clerk<A> {
     at_door: usize,
     /// Of whom it is to be asked again.
     due: VecDeque<Arc<str>>,
+    /// See [`Look::again`], and whether it is being asked about one of these.
+    again: VecDeque<Arc<str>>,
+    is_asking_again: bool,
     asking: usize,
     refreshing: usize,
     /// Whether the last that was asked was about one who is in.
@@ -230,6 +235,8 @@ impl<A: Ask> Clerk<A> {
             unsure: Vec::new(),
             at_door: 0,
             due: VecDeque::new(),
+            again: VecDeque::new(),
+            is_asking_again: false,
             asking: 0,
             refreshing: 0,
             was_refresh: false,
@@ -316,6 +323,7 @@ impl<A: Ask> Clerk<A> {
     fn advance(&mut self, now: Instant) {
         if self.state.is_away.load(Ordering::Relaxed) {
             self.due.clear();
+            self.again.clear();
             for name in std::mem::take(&mut self.line) {
                 let askers = self.wanted.remove(&name).map(|wanted| wanted.askers).unwrap_or_default();
                 let answer = self.remembered(&name, now);
@@ -328,13 +336,16 @@ impl<A: Ask> Clerk<A> {
             return;
         }
         while self.asking < self.terms.pool_size {
-            let may_refresh = !self.due.is_empty() && self.refreshing < self.terms.pool_size.div_ceil(2);
+            let most = self.terms.pool_size.div_ceil(2);
+            let may_ask_again = !self.again.is_empty() && !self.is_asking_again;
+            let may_refresh = (!self.due.is_empty() || may_ask_again) && self.refreshing < most;
             // One at least of those who are in, so that they get their turn; all others are for the door.
             let must_refresh = self.refreshing == 0 && (self.terms.pool_size > 1 || !self.was_refresh);
             if may_refresh && (must_refresh || self.line.is_empty()) {
-                self.refresh();
+                // Where there is one place for all of them the others go first.
+                self.refresh(may_ask_again && (most > 1 || self.due.is_empty()));
             } else if let Some(name) = self.line.pop_front() {
-                self.ask(name, false);
+                self.ask(name, false, false);
                 self.shed(now);
             } else {
                 return;
@@ -343,8 +354,9 @@ impl<A: Ask> Clerk<A> {
     }
 
     /// Asks again about the next of whom it is time.
-    fn refresh(&mut self) {
-        let Some(name) = self.due.pop_front() else { return };
+    fn refresh(&mut self, is_again: bool) {
+        let list = if is_again { &mut self.again } else { &mut self.due };
+        let Some(name) = list.pop_front() else { return };
         if self.wanted.contains_key(&name) {
             return;
         }
@@ -357,19 +369,20 @@ impl<A: Ask> Clerk<A> {
             return;
         }
         self.wanted.insert(Arc::clone(&name), Wanted { shown, ..Wanted::default() });
-        self.ask(name, true);
+        self.ask(name, true, is_again);
     }
 
-    fn ask(&mut self, name: Arc<str>, is_refresh: bool) {
+    fn ask(&mut self, name: Arc<str>, is_refresh: bool, is_again: bool) {
         let Some(wanted) = self.wanted.get_mut(&name) else { return };
         wanted.is_asked = true;
         let shown = wanted.shown.clone();
         self.asking += 1;
         self.refreshing += usize::from(is_refresh);
+        self.is_asking_again |= is_again;
         self.was_refresh = is_refresh;
         self.state.asked.add(1);
         let asked = clock::now();
-        let reply = move |name, found| Heard::OfUser(Reply { name, asked, found, is_refresh });
+        let reply = move |name, found| Heard::OfUser(Reply { name, asked, found, is_refresh, is_again });
         let broken_off = Failure::Doubtful("the question was broken off".to_owned());
         let telling = Telling { word: Some(reply(Arc::clone(&name), Err(broken_off))), heard: self.heard.0.clone() };
         let source = Arc::clone(&self.source);
@@ -380,12 +393,13 @@ impl<A: Ask> Clerk<A> {
     }
 
     fn hear(&mut self, heard: Heard, now: Instant) {
-        let Reply { name, asked, found, is_refresh } = match heard {
+        let Reply { name, asked, found, is_refresh, is_again } = match heard {
             Heard::Ping(answered) => return self.hear_sign(answered, now),
             Heard::OfUser(reply) => reply,
         };
         self.asking -= 1;
         self.refreshing -= usize::from(is_refresh);
+        self.is_asking_again &= !is_again;
         let Wanted { shown, askers, later, .. } = self.wanted.remove(&name).unwrap_or_default();
         match found {
             Ok(known) => {
@@ -476,7 +490,7 @@ impl<A: Ask> Clerk<A> {
     fn look(&mut self, now: Instant) {
         let look = self.accounts.look(now);
         self.tell_whether_many_are_missing(&look);
-        let Look { due, oldest, failing, .. } = look;
+        let Look { due, again, oldest, failing, .. } = look;
         self.state.oldest_ms.store(u64::try_from(oldest.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.state.users_failing.store(failing as u64, Ordering::Relaxed);
         if self.state.is_away.load(Ordering::Relaxed) {
@@ -489,6 +503,9 @@ impl<A: Ask> Clerk<A> {
         self.tell_whether_late(oldest);
         if self.due.is_empty() {
             self.due = due.into();
+        }
+        if self.again.is_empty() {
+            self.again = again.into();
         }
     }
 
@@ -665,6 +682,27 @@ mod tests {
             bench.until("a second question", || bench.times("held") == 2).await;
             assert!(bench.fake.asked.lock().len() < AT_DOOR_MAX, "behind all others");
             drop((all, name));
+        }
+    }
+
+    #[tokio::test]
+    async fn those_about_whom_nothing_is_said_delay_nobody_but_one_another() {
+        for pool_size in [3, 4] {
+            let bench = Bench::new(pool_size, Duration::from_secs(1));
+            let long_ago = clock::now() - Duration::from_secs(60);
+            let known = || Known::Somebody(Arc::new(Account::new(None, Granted::All)));
+            let slow: Vec<_> = (0..10)
+                .map(|n| {
+                    let name = bench.accounts.learn(&format!("slow {n}"), known(), long_ago).0.name;
+                    assert_eq!(bench.accounts.fail(&name, long_ago), None);
+                    name
+                })
+                .collect();
+            let Answer::Somebody { name, .. } = said(bench.put("held", false)).await else { panic!("somebody") };
+            bench.until("some more questions", || bench.times("held") >= 4).await;
+            let asked = slow.iter().filter(|name| bench.times(name) > 0).count();
+            assert_eq!(asked, 1, "{:?}", bench.fake.asked.lock());
+            drop(name);
         }
     }
 
