@@ -5,19 +5,25 @@
 //!
 //! Not for what this life publishes: that is in the neighbours' rings, or slows its publishers down.
 //!
-//! Invariants: blocks are in the order of their ids, nothing up to the floor is among them, and they are no more than the ring held when it had been read.
+//! While it is kept the disk keeps what this life publishes, too, whether the ring still has it or not. So it is given up when the ring has let go of one round, or of as
+//! many bytes as it holds, since it let go of the first that this life published.
+//!
+//! Invariants: blocks are in the order of their ids, nothing up to the floor is among them, and they are no more bytes than the ring holds.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::block::Block;
+use super::ring::{Entry, Ring};
 
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Former {
     floor: u64,
     blocks: VecDeque<Arc<Block>>,
+    /// The ring's tail, and what it had trimmed, when it had let go of something that this life published.
+    overtaken: Option<(u64, u64)>,
 }
 
 /// What comes behind an id.
@@ -31,9 +37,17 @@ pub(super) enum After {
 }
 
 impl Former {
-    /// What the ring has once all is read. Up to `floor` nothing is there.
-    pub(super) fn new(floor: u64, blocks: impl IntoIterator<Item = Arc<Block>>) -> Self {
-        Self { floor, blocks: blocks.into_iter().collect() }
+    /// The newest of `blocks`, as many as the ring has room for in bytes. Up to `floor` nothing is there.
+    pub(super) fn new(floor: u64, blocks: VecDeque<Arc<Block>>, ring: &Ring<Block>) -> Self {
+        let mut former = Self { floor, blocks, overtaken: None };
+        let mut bytes: u64 = former.blocks.iter().map(|block| block.bytes() as u64).sum();
+        while bytes > ring.bytes_max()
+            && let Some(oldest) = former.blocks.pop_front()
+        {
+            bytes -= oldest.bytes() as u64;
+            former.floor = former.floor.max(oldest.last);
+        }
+        former
     }
 
     /// Up to where our own ids are gone, if the ring has none up to `ring_floor`.
@@ -56,8 +70,15 @@ impl Former {
         }
     }
 
-    /// Forgets what is older than `age_ms_max`. To be called now and then.
-    pub(super) fn trim(&mut self, age_ms_max: u64, now: Instant) {
+    /// Forgets what is older than `age_ms_max`, and all of it when `ring`, which has none of our own up to `ring_floor`, has let go of too much since. To be called now
+    /// and then.
+    pub(super) fn trim(&mut self, ring: &Ring<Block>, ring_floor: u64, age_ms_max: u64, now: Instant) {
+        if self.blocks.back().is_some_and(|newest| newest.last < ring_floor) {
+            let (tail, trimmed) = *self.overtaken.get_or_insert((ring.tail(), ring.trimmed_bytes()));
+            if ring.tail() - tail > ring.slots() || ring.trimmed_bytes() - trimmed > ring.bytes_max() {
+                self.blocks.clear();
+            }
+        }
         while let Some(block) = self.blocks.pop_front_if(|block| block.age_ms(now) > age_ms_max) {
             self.floor = self.floor.max(block.last);
         }

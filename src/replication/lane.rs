@@ -1,6 +1,6 @@
 //! One lane of this broker: its ring, what is known of its origin-lanes, and the cursors that follow it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -160,20 +160,19 @@ impl Lane {
     pub(super) fn resume_log(&mut self, log: OwnLog, head: &LogHead, blocks: Vec<Logged>, now: Instant) {
         self.own.raise_floor(head.floor);
         self.own_last.fetch_max(head.floor, Ordering::AcqRel);
+        let mut former = VecDeque::with_capacity(blocks.len());
         for Logged { first, last, published, body, .. } in blocks {
             let age_ms = u64::try_from(now.saturating_duration_since(published).as_millis()).unwrap_or(u64::MAX);
             let (stream, position) = (Arc::clone(&self.own), self.ring.claim());
             let content = Content::Messages(body);
             log.claimed(position);
             self.own_last.fetch_max(last, Ordering::AcqRel);
-            self.ring.publish(Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content });
+            let block = Block { stream, position, first, last, hops: 0, age_ms, appended_at: now, safe: Safe::Now, content };
+            former.push_back(Arc::new(block));
+            former.back().into_iter().for_each(|block| self.ring.publish(Arc::clone(block)));
             self.own.appended((last, position), 0, self.ring.tail());
         }
-        let held = (self.ring.tail()..self.ring.next()).filter_map(|position| match self.ring.read(position) {
-            Read::Block(block) => Some(block),
-            Read::NotYet | Read::Lapped => None,
-        });
-        *self.former.lock() = Former::new(self.own.floor(), held);
+        *self.former.lock() = Former::new(head.floor, former, &self.ring);
         (self.log, self.born_at, self.resumed) = (Some(log), head.born, true);
     }
 
@@ -475,7 +474,7 @@ impl Lane {
         }
         if let Some(log) = &self.log {
             let mut former = self.former.lock();
-            former.trim(age_ms_max, now);
+            former.trim(&self.ring, self.own.floor(), age_ms_max, now);
             log.trimmed(former.floor(self.own.floor()));
         }
     }

@@ -641,6 +641,10 @@ impl Sender {
                     }
                     // Whoever was new when it opened is owed what came since.
                     self.tell_floors(port, lane, true, now);
+                    // What is our own and not in the ring comes at once, and before the cursor goes on: what is not safe on the disk is kept back there.
+                    if self.fills.holds(lane.own.key()) {
+                        return Encoded::MoreLater;
+                    }
                 }
             }
         }

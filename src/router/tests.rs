@@ -122,6 +122,21 @@ fn will(delay: Duration) -> Will {
 
 const HOUR: SessionExpiry = SessionExpiry::After(Duration::from_secs(3_600));
 
+/// Only what a session is given that was read from the disk, or leaves, may have to go to another member.
+#[test]
+fn what_a_group_gives_to_a_session_that_is_here_is_not_remembered_for_others() {
+    let mut bench = Bench::with_journal(Some(Journal::new()));
+    let (member, _) = bench.connect("m", true, HOUR, None);
+    bench.subscribe(&member, "$share/g/t");
+    bench.publish("t", b"1", QoS::AtLeastOnce);
+    assert_eq!(member.subscriber.lock().outbound.owed().0, 1);
+    assert!(member.subscriber.lock().take_given_by_groups().is_empty());
+    bench.disconnect(&member);
+    bench.publish("t", b"2", QoS::AtLeastOnce);
+    assert_eq!(member.subscriber.lock().outbound.owed().0, 2);
+    assert!(member.subscriber.lock().take_given_by_groups().is_empty());
+}
+
 #[test]
 fn a_session_that_ends_with_its_connection_is_not_resumed() {
     let mut bench = Bench::new();

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::change::{Change, Order, Stage};
-use super::durable::Durable;
+use super::durable::{Durable, RESTORED_EPOCH};
 use super::filters::Filters;
 use super::inbound::{Inbound, QuotaExceeded};
 use super::journal::{Awaited, Journal, Writes};
@@ -205,7 +205,8 @@ impl Subscriber {
             is_owed: AtomicBool::new(false),
             access: ArcSwapOption::empty(),
             state: Mutex::new(State {
-                epoch: 0,
+                // Its first connection is another than the last of one that was read from the disk.
+                epoch: RESTORED_EPOCH,
                 connected: None,
                 outbox: Outbox::default(),
                 outbound: Outbound::new(limits),

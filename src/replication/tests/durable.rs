@@ -359,10 +359,22 @@ fn a_restarted_brokers_own_messages_are_not_overrun_by_what_others_have() {
     );
     assert_eq!(b.broker.counters().gaps_received.value(), 0);
 
-    // For as long as the ring would have kept them.
-    let lane = a.broker.replication.lane_for("t", QoS::AtLeastOnce);
-    a.broker.replication.trim(now + Duration::from_secs(61));
-    assert!(!a.broker.replication.lane(lane).unwrap().has_former_beyond(0));
+    // For as long as the ring would have kept them, and not while much is published.
+    let own = a.broker.replication.lane_for("t", QoS::AtLeastOnce);
+    let again = Durable::start(1, 4, a.disk.clone(), now);
+    assert!(again.broker.replication.lane(own).unwrap().has_former_beyond(0));
+    again.broker.replication.trim(now + Duration::from_secs(61));
+    assert!(!again.broker.replication.lane(own).unwrap().has_former_beyond(0));
+    let has_former = |a: &Durable| a.broker.replication.lane(own).unwrap().has_former_beyond(0);
+    for is_kept in [true, false] {
+        assert!(has_former(&a));
+        (0..=RING_BLOCKS / 8 + 1).for_each(|_| say(&mut a, "much", now));
+        a.broker.replication.trim(now);
+        assert_eq!(has_former(&a), is_kept);
+    }
+    a.commit();
+    let floor = a.disk.heads.values().find(|head| head.lane == own).unwrap().floor;
+    assert_eq!(floor, a.broker.replication.lane(own).unwrap().own.floor(), "the disk lets go of it");
 }
 
 /// As from a snapshot of a virtual machine.
