@@ -370,6 +370,13 @@ impl Peer {
         self.marks.front().is_none_or(|mark| now.saturating_duration_since(mark.since) < CAUGHT_UP)
     }
 
+    /// All hear who has the replicas.
+    fn name(turn: &Turn<'_>, broker: Option<BrokerId>) {
+        if let Some(registers) = turn.router.registers() {
+            registers.own().tell_replica(broker);
+        }
+    }
+
     /// A link that is lost for a moment, or a broker that stands still, is no reason to copy all sessions anew.
     fn pause_or_resume(&mut self, turn: &Turn<'_>, journal: &Journal, is_lost: bool) {
         match self.paused_at {
@@ -377,6 +384,8 @@ impl Peer {
             None if is_lost || self.is_silent(turn.now) || !journal.is_replica_awaited() => {
                 journal.pause_tap();
                 self.paused_at = Some(turn.now);
+                // What clients are sent from now on it does not know: nobody may go on with what it has.
+                Self::name(turn, None);
                 turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
                 if let Some(left_out) = turn.router.log_rate.permit("replica paused", turn.now) {
                     tracing::warn!(broker = %self.broker, left_out, "the broker that has the replicas of sessions is not waited for at present");
@@ -385,6 +394,7 @@ impl Peer {
             Some(since) if !is_lost && self.progress_at > since && self.has_caught_up(turn.now) => {
                 (self.paused_at, self.progress_at) = (None, turn.now);
                 journal.resume_tap();
+                Self::name(turn, Some(self.broker));
                 turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
             }
             _ => {}
