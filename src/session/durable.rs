@@ -227,7 +227,12 @@ impl RestoredSession {
             (durable.owner, durable.claim, durable.left_at) = (head.owner, head.claim, head.left_at.or(Some(now)));
             durable.placed = entries.last().map_or(0, |(order, _)| *order);
         }
-        entries.into_iter().for_each(|(order, entry)| outbound.restore(order, entry));
+        // It may have acknowledged a window of them that was not written down either, and have been sent what follows.
+        let mut perhaps_sent = *is_cut_off;
+        for (order, entry) in entries {
+            perhaps_sent &= entry.stage != Stage::Queued || entry.qos == QoS::AtLeastOnce;
+            outbound.restore(order, entry, perhaps_sent);
+        }
         received.into_iter().for_each(|id| inbound.restore(id));
         state.will = will.map(Box::new);
         state.subscriptions_bytes = subscriptions.iter().map(|(filter, _)| filter.len() + SUBSCRIPTION_OVERHEAD_BYTES).sum();
@@ -241,8 +246,14 @@ impl RestoredSession {
 mod tests {
     use bytes::Bytes;
 
+    use super::super::outbound::Outbound;
     use super::*;
     use crate::session::StoredMessage;
+
+    #[expect(clippy::disallowed_methods, reason = "virtual time starts somewhere")]
+    fn now() -> Instant {
+        Instant::now()
+    }
 
     #[test]
     fn what_may_have_been_sent_before_a_crash_is_sent_as_a_duplicate() {
@@ -268,5 +279,25 @@ mod tests {
         assert_eq!(stages(20), [perhaps(6), perhaps(7), queued, queued], "up to what had to be safe first");
         assert_eq!(stages(1), [perhaps(6), queued, queued, queued], "no more than are in flight at once");
         assert_eq!(stages(0), [queued; 4]);
+
+        let duplicates = |left_at: Option<Instant>| {
+            let head = Head { client_id: "c".into(), owner: Arc::default(), expiry: SessionExpiry::Never, left_at, claim: 0 };
+            let entries = (1..).zip(kept.map(|(qos, stage)| entry(qos, stage))).collect();
+            let (subscriptions, received, will) = (Vec::new(), Vec::new(), None);
+            let read = RestoredSession { session: SubscriberId(1), head, subscriptions, entries, received, will };
+            let limits = OutboundLimits {
+                inflight_max: 1,
+                inflight_bytes_max: 1_000,
+                queued_messages_max: 10,
+                queued_bytes_max: 1_000,
+                drop_oldest: false,
+                queue_qos0: false,
+            };
+            let session = read.into_subscriber(limits, &Journal::new(), now());
+            let outbound = std::mem::replace(&mut session.lock().outbound, Outbound::new(limits));
+            outbound.into_queue().map(|queued| queued.delivery().dup).collect::<Vec<_>>()
+        };
+        assert_eq!(duplicates(None), [true, false, false], "behind the window, too, up to what had to be safe first");
+        assert_eq!(duplicates(Some(now())), [false; 4], "who had left was sent nothing more");
     }
 }

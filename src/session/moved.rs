@@ -317,7 +317,7 @@ impl State {
         for entry in entries {
             // QoS 0 is not kept on disk.
             if entry.qos == QoS::AtMostOnce {
-                self.outbound.restore(0, entry);
+                self.outbound.restore(0, entry, false);
                 continue;
             }
             placed += 1;
@@ -328,7 +328,7 @@ impl State {
             if stage != at_first {
                 writes.push(Change::Staged(id, placed, stage));
             }
-            self.outbound.restore(placed, entry);
+            self.outbound.restore(placed, entry, false);
         }
         for packet in received {
             writes.push(Change::Received(id, *packet));

@@ -473,10 +473,11 @@ impl Outbound {
         self.limits
     }
 
-    /// What a restarted broker has read of a session, in its order: the bounds do not count.
-    pub(super) fn restore(&mut self, order: Order, entry: Entry) {
+    /// What a restarted broker has read of a session, in its order: the bounds do not count. `dup`: the client may have had what waits.
+    pub(super) fn restore(&mut self, order: Order, entry: Entry, dup: bool) {
         let Entry { message, qos, retain, subscription_ids, stage } = entry;
-        let queued = Queued { message, qos, retain, dup: false, subscription_ids, order, ticket: None };
+        let dup = dup && stage == Stage::Queued && qos == QoS::AtLeastOnce;
+        let queued = Queued { message, qos, retain, dup, subscription_ids, order, ticket: None };
         let (serial, released) = match stage {
             Stage::Queued => return self.enqueue(queued),
             Stage::Published(serial) => (serial, false),
