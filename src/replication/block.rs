@@ -217,7 +217,7 @@ pub(super) struct Block {
     pub(super) last: u64,
     /// Links passed so far; 0 at the origin.
     pub(super) hops: u8,
-    /// Milliseconds spent in other brokers.
+    /// Milliseconds spent in other brokers and, as far as that is known, on the way between them ([`super::travel`]).
     pub(super) age_ms: u64,
     pub(super) appended_at: Instant,
     /// When others may see it.
@@ -243,7 +243,7 @@ impl Block {
         if let Content::Messages(body) = &self.content { body } else { &[] }
     }
 
-    /// Milliseconds since the origin published it, spent in brokers.
+    /// Milliseconds since the origin published it, as far as they are known.
     pub(super) fn age_ms(&self, now: Instant) -> u64 {
         self.age_ms.saturating_add(millis(now.saturating_duration_since(self.appended_at)))
     }

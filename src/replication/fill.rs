@@ -1,7 +1,7 @@
 //! What a port's far side needs and our ring no longer has, though others' may: asked for hop by hop, and streamed through.
 //!
 //! A broker whose ring holds less than its neighbours' cannot give one that was away all that it lacks. Instead of telling a gap it asks where the origin-lane comes
-//! from (FILL), a bounded piece at a time; who is asked answers out of its ring (FILLED), and asks on for what that does not reach, at last the origin, which alone
+//! from (FILL), a bounded piece at a time; who is asked answers with what it still has (FILLED), and asks on for what that does not reach, at last the origin, which alone
 //! says that ids are lost. What comes is for the far side alone: it enters no ring and no cover of ours. Meanwhile the port's cursor passes over that origin-lane, so
 //! that order holds; what it passed is given from the ring behind what was fetched, until the cursor is reached.
 //!
@@ -115,7 +115,7 @@ pub(super) struct Came {
 /// What is to be done next.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The far side gets this out of our ring.
+    /// The far side gets this, which is here still: in our ring, or beside it ([`super::former`]).
     Block(Arc<Block>),
     /// Or what came for it.
     Came(Came),

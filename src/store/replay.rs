@@ -2,7 +2,7 @@
 //! who these are. A part of the
 //! [mirror](super::mirror): the same slots, the same commits.
 //!
-//! A block goes when the ring has trimmed it. That is said once a lane, by the floor in the log's head: a block that still stands in an old segment and is not
+//! A block goes when the ring has trimmed it, and nothing older is kept beside the ring (`replication::former`). That is said once a lane, by the floor in the log's head: a block that still stands in an old segment and is not
 //! above the floor is not read back.
 
 use std::collections::{BTreeMap, HashMap};
