@@ -358,7 +358,7 @@ impl Default for Mesh {
             replication: ReplicationMode::default(),
             subscribe_ack: SubscribeAck::default(),
             publish_ack: PublishAck::default(),
-            session_replicas: 0,
+            session_replicas: 1,
             priority: 32_768,
             capacity: None,
             costs: BTreeMap::new(),

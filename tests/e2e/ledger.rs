@@ -498,7 +498,7 @@ fn ten_minutes_of_faults() {
 /// Koziolek et al. 2020: one publisher, two subscribers with sessions that go to any living broker; every broker but the publisher's is killed
 /// and brought back, and all that was published must reach both: 36,000 deliveries at full length.
 #[test]
-#[ignore = "three minutes; needs mesh.session_replicas"]
+#[ignore = "three minutes"]
 fn koziolek() {
     let seconds = variable("LEDGER_SECONDS").unwrap_or(180_u32);
     let qos = if variable("LEDGER_QOS").unwrap_or(1_u8) == 1 { QoS::AtLeastOnce } else { QoS::ExactlyOnce };

@@ -10,11 +10,16 @@ use crate::client::{Client, Publish};
 
 /// Starts brokers that each dial all before them.
 pub fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
+    start_all_as(site, names, Site::configuration)
+}
+
+/// Likewise, with what `configuration` says of a broker by its name and the addresses of those before it.
+pub fn start_all_as(site: &Site, names: &[&str], configuration: impl Fn(&Site, &str, &[SocketAddr]) -> String) -> Vec<Broker> {
     let mut brokers: Vec<Broker> = Vec::new();
     for name in names {
         site.certify("m", name, &[]);
         let peers: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
-        brokers.push(site.start(name, &site.configuration(name, &peers)));
+        brokers.push(site.start(name, &configuration(site, name, &peers)));
     }
     brokers
 }

@@ -1,4 +1,4 @@
-//! Sessions with replicas (`session_replicas = 1`): a broker is killed, and its clients go on elsewhere, with nothing lost and at QoS 2 nothing twice.
+//! Sessions with replicas (`session_replicas`): a broker is killed, and its clients go on elsewhere, with nothing lost and at QoS 2 nothing twice.
 //!
 //! `REPLICA_ROUNDS` (2) says how often, `REPLICA_SEED` repeats a run.
 
@@ -13,20 +13,11 @@ use rand::{RngExt, SeedableRng};
 use crate::broker::{Broker, PATIENCE, Site, wait_for};
 use crate::client::Connect;
 use crate::crash::{Publisher, Subscriber};
-use crate::mesh::settle;
+use crate::mesh::{settle, start_all};
 use crate::serve::get;
 
-fn configuration(site: &Site, name: &str, peers: &[SocketAddr]) -> String {
-    site.configuration(name, peers).replace("subscribe_ack = \"mesh\"", "subscribe_ack = \"mesh\"\nsession_replicas = 1")
-}
-
-fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
-    let mut brokers: Vec<Broker> = Vec::new();
-    for name in names {
-        site.certify("m", name, &[]);
-        let peers: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
-        brokers.push(site.start(name, &configuration(site, name, &peers)));
-    }
+fn start(site: &Site, names: &[&str]) -> Vec<Broker> {
+    let brokers = start_all(site, names);
     settle(&brokers.iter().collect::<Vec<_>>());
     brokers
 }
@@ -103,7 +94,7 @@ fn a_broker_is_killed_and_its_sessions_go_on_elsewhere() {
     let mut rng = StdRng::seed_from_u64(seed);
     let site = Site::new();
     let names = ["a", "b", "c"];
-    let mut brokers = start_all(&site, &names);
+    let mut brokers = start(&site, &names);
     let mesh: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
     let mut clients = Clients::new(&brokers[0], &mut rng);
     let stop = AtomicBool::new(false);
@@ -132,7 +123,7 @@ fn a_broker_is_killed_and_its_sessions_go_on_elsewhere() {
             let address = brokers[there.min(brokers.len() - 1)].address();
             let others: Vec<_> = mesh.iter().copied().filter(|address| *address != mesh[here]).collect();
             let listen = format!("listen = \"{}\"", mesh[here]);
-            let again = configuration(&site, names[here], &others).replace("listen = \"127.0.0.1:0\"", &listen);
+            let again = site.configuration(names[here], &others).replace("listen = \"127.0.0.1:0\"", &listen);
             let address = if here == 0 { brokers[0].address() } else { address };
             for subscriber in subscribers.iter_mut() {
                 let deadline = Instant::now() + PATIENCE;
@@ -154,7 +145,7 @@ fn a_broker_is_killed_and_its_sessions_go_on_elsewhere() {
 #[test]
 fn a_broker_with_replicas_is_killed_and_nobody_notices() {
     let site = Site::new();
-    let mut brokers = start_all(&site, &["a", "b", "c"]);
+    let mut brokers = start(&site, &["a", "b", "c"]);
     let mut rng = StdRng::seed_from_u64(rand::random());
     let mut clients = Clients::new(&brokers[0], &mut rng);
     let stop = AtomicBool::new(false);

@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use crate::broker::{Broker, PATIENCE, Site, wait_for};
 use crate::client::{Client, Connect, Publish};
 use crate::crash::{Publisher, Subscriber};
-use crate::mesh::{settle, start_all};
+use crate::mesh::{settle, start_all, start_all_as};
 use crate::relay::{BOTH, Relay};
 use crate::serve::get;
 use crate::wire::*;
@@ -32,6 +32,11 @@ fn come(broker: &Broker, connect: &Connect) -> Client {
     let waited = since.elapsed();
     assert!(waited < COMING_MAX, "{waited:?} until it was let in at {}", broker.name);
     client
+}
+
+/// Of a mesh whose sessions are at one broker only.
+fn without_replicas(site: &Site, name: &str, peers: &[SocketAddr]) -> String {
+    site.configuration(name, peers).replace("subscribe_ack = \"mesh\"", "subscribe_ack = \"mesh\"\nsession_replicas = 0")
 }
 
 /// What a broker counts.
@@ -259,7 +264,7 @@ fn who_comes_to_a_broker_that_was_just_started_finds_its_session() {
 #[test]
 fn where_the_old_broker_is_dead_the_session_begins_anew_and_one_is_left() {
     let site = Site::new();
-    let mut brokers = start_all(&site, &["a", "b", "c"]);
+    let mut brokers = start_all_as(&site, &["a", "b", "c"], without_replicas);
     settle(&brokers.iter().collect::<Vec<_>>());
     let mesh: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
     let connect = Connect::new(5).id("left").resume(3_600);
@@ -283,7 +288,7 @@ fn where_the_old_broker_is_dead_the_session_begins_anew_and_one_is_left() {
     assert!(!client.connack.session_present && counter(&brokers[0], "sessions_unreachable") == 1);
     client.subscribe(&[("left/#", 1)]);
     let listen = format!("listen = \"{}\"", mesh[0]);
-    let again = site.configuration("a", &mesh[1..]).replace("listen = \"127.0.0.1:0\"", &listen);
+    let again = without_replicas(&site, "a", &mesh[1..]).replace("listen = \"127.0.0.1:0\"", &listen);
     brokers.insert(0, site.start("a", &again));
     settle(&brokers.iter().collect::<Vec<_>>());
     wait_for("the old session to be given up", || (counter(&brokers[0], "sessions_yielded") == 1).then_some(()));
@@ -298,11 +303,11 @@ fn where_the_old_broker_is_dead_the_session_begins_anew_and_one_is_left() {
 fn after_a_partition_one_is_left() {
     let site = Site::new();
     site.certify("m", "a", &[]);
-    let a = site.start("a", &site.configuration("a", &[]));
+    let a = site.start("a", &without_replicas(&site, "a", &[]));
     let relay = Relay::start(a.address_of("mesh"));
     site.certify("m", "b", &[]);
     let peers: Vec<SocketAddr> = vec![relay.address()];
-    let b = site.start("b", &site.configuration("b", &peers));
+    let b = site.start("b", &without_replicas(&site, "b", &peers));
     settle(&[&a, &b]);
     let connect = Connect::new(5).id("both").resume(3_600);
     let mut first = Client::connect(&a, &connect);
