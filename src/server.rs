@@ -32,7 +32,7 @@ use crate::metrics::{Metrics, Sample};
 use crate::policies::{CurrentPolicy, Policies, PolicyError, ReservedIds};
 use crate::replication::{Counters, Deliver, MeshMessage, Picks, Replication, ReplicationConfig};
 use crate::router::{self, Batch, LinkDelivery, MeshCounts, RetainedStore, Router, RouterLimits};
-use crate::session::{Change, Journal, OutboundLimits, RestoredLog};
+use crate::session::{Awaited, Change, Journal, OutboundLimits, Reach, RestoredLog};
 use crate::shared::register::{self, Follow, Registers};
 use crate::shared::retained::RetainedCopies;
 use crate::shared::trace::{Subscribed, Trace, TraceError, TraceRequest};
@@ -383,12 +383,23 @@ impl Server {
                 listener.abort();
             }
         }
+        self.tell_replicas(begun + CLIENTS_GRACE).await;
         if let Some(mesh) = &self.parts.mesh
             && tokio::time::timeout_at((begun + MESH_GRACE).into(), mesh.shutdown()).await.is_err()
         {
             tracing::warn!("the mesh was not left in time: neighbours find out by themselves");
         }
         self.stop_store(begun + STORE_GRACE).await;
+    }
+
+    /// What became of sessions to the last is told their replicas, as far as these can be reached until then: the clients may go on with them.
+    async fn tell_replicas(&self, deadline: Instant) {
+        let Some(journal) = self.parts.router.journal().filter(|journal| journal.is_replica_awaited()) else { return };
+        let mut waiter = journal.waiter();
+        let told = Awaited { number: journal.last(), reach: Reach::Known };
+        let told = poll_fn(|cx| waiter.poll_for(told, cx));
+        // Who cannot be reached is not waited for long: nobody's replica is there, then.
+        let _ = tokio::time::timeout_at(deadline.into(), told).await;
     }
 
     /// Waits for the store's end, but not for ever.

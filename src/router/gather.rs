@@ -52,8 +52,8 @@ impl Router {
         if !(batch.gathered.as_ref().is_some_and(goes_on) && batch.run.takes(message)) {
             self.deliver_gathered(batch, now);
             let route = self.route(routes, message.topic, publisher);
-            // Whoever moves to another broker is given each message under its own id; a group gives each to another of its members.
-            if !route.may_publish || !route.shared.is_empty() || route.is_followed {
+            // A group gives each to another of its members.
+            if !route.may_publish || !route.shared.is_empty() {
                 return Err(route);
             }
             batch.gathered = Some(Gathered { route, generation, publisher: id });
@@ -95,7 +95,7 @@ impl Router {
         }
         if let Some(mesh) = self.mesh() {
             let route = Arc::clone(&gathered.route);
-            let elsewhere = route.elsewhere(topic, mesh.interest());
+            let elsewhere = route.elsewhere(topic, QoS::AtMostOnce, mesh.interest());
             let run = std::mem::take(&mut batch.run);
             if elsewhere.has_shares {
                 for message in run.messages().skip(before) {

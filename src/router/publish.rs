@@ -231,9 +231,9 @@ impl Router {
         let picks = arrival.map_or(Picks::NONE, |arrival| arrival.picks);
         let memory = self.pressure.level();
         batch.begin(memory);
-        let followed = (route.is_followed && is_ours).then(Followed::default);
+        let followed = (route.follows(message.qos) && is_ours).then(Followed::default);
         batch.variants.source = match arrival.and_then(|arrival| arrival.id) {
-            Some(id) if route.is_followed => Some(Source::Link(id)),
+            Some(id) if route.follows(message.qos) => Some(Source::Link(id)),
             _ => followed.clone().map(Source::Own),
         };
         let mut stamp = None;
@@ -304,7 +304,7 @@ impl Router {
         mesh: &Replication,
     ) -> Routed {
         let Offer { route, message, now, .. } = *offer;
-        let elsewhere = route.elsewhere(message.topic, mesh.interest());
+        let elsewhere = route.elsewhere(message.topic, message.qos, mesh.interest());
         let is_undecided = elsewhere.is_blind && message.qos != QoS::AtMostOnce;
         if elsewhere.has_shares || is_undecided {
             self.share_out(batch, offer, is_undecided, mesh);
@@ -370,7 +370,7 @@ impl Router {
             QoS::AtLeastOnce | QoS::ExactlyOnce => {
                 let route = self.route(routes, topic, Some(publisher));
                 let is_logged =
-                    |mesh: &Arc<Replication>| mesh.is_durable() && route.elsewhere(topic, mesh.interest()) != Elsewhere::default();
+                    |mesh: &Arc<Replication>| mesh.is_durable() && route.elsewhere(topic, qos, mesh.interest()) != Elsewhere::default();
                 retain || route.would_write() || self.mesh().is_some_and(is_logged)
             }
         };

@@ -153,8 +153,8 @@ pub(super) struct Route {
     pub(super) may_publish: bool,
     pub(super) targets: Vec<Target>,
     pub(super) shared: Vec<SharedTargets>,
-    /// One of the targets is on its way from or to another broker, or has a replica there, which wants the topic for it.
-    pub(super) is_followed: bool,
+    /// One of the targets is on its way from or to another broker, or has a replica there, which wants the topic for it. Of messages at QoS 0 such a session keeps no account.
+    is_followed: bool,
     /// What is [`Elsewhere`], a bit each, and above these the generation of other brokers' interest under which this was found.
     elsewhere: AtomicU64,
     /// The share groups with members elsewhere, likewise, once somebody has asked.
@@ -211,7 +211,7 @@ impl Route {
             })
             .collect();
         let shared = groups.into_values().map(|(group, members)| SharedTargets::new(group, members, topic, chooser)).collect();
-        let is_followed = targets.iter().any(|target| target.subscriber.is_followed());
+        let is_followed = targets.iter().any(|target| target.qos != QoS::AtMostOnce && target.subscriber.is_followed());
         Self { may_publish: true, targets, shared, is_followed, ..Self::default() }
     }
 
@@ -220,21 +220,26 @@ impl Route {
         self.targets.is_empty() && self.shared.is_empty()
     }
 
-    /// What other brokers want of the topic, which is the route's. Looked up once, until the interest of others changes.
-    pub(super) fn elsewhere(&self, topic: &str, interest: &Interest) -> Elsewhere {
+    /// Whether the place of a message of this QoS in the log matters.
+    pub(super) fn follows(&self, qos: QoS) -> bool {
+        self.is_followed && qos != QoS::AtMostOnce
+    }
+
+    /// What other brokers want of messages of this QoS to the topic, which is the route's. Looked up once, until the interest of others changes.
+    pub(super) fn elsewhere(&self, topic: &str, qos: QoS, interest: &Interest) -> Elsewhere {
         // Before what it speaks of: what is found is no older than what it is remembered under.
         let generation = interest.generation();
         let remembered = self.elsewhere.load(Ordering::Relaxed);
         if remembered >> 3 == generation {
             let [is_wanted, has_shares, is_blind] = [1, 2, 4].map(|bit| remembered & bit == bit);
-            return Elsewhere { is_wanted: self.is_followed || is_wanted, has_shares, is_blind };
+            return Elsewhere { is_wanted: self.follows(qos) || is_wanted, has_shares, is_blind };
         }
         let is_wanted = interest.is_wanted_elsewhere(topic);
         let has_shares = interest.has_shares() && self.shares(topic, interest).iter().len() > 0;
         let is_blind = interest.is_blind();
         let found = u64::from(is_wanted) | u64::from(has_shares) << 1 | u64::from(is_blind) << 2;
         self.elsewhere.store((generation << 3) | found, Ordering::Relaxed);
-        Elsewhere { is_wanted: self.is_followed || is_wanted, has_shares, is_blind }
+        Elsewhere { is_wanted: self.follows(qos) || is_wanted, has_shares, is_blind }
     }
 
     /// The share groups of the topic, which is the route's, with members elsewhere. Likewise.

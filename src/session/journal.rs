@@ -462,6 +462,13 @@ impl Journal {
         })
     }
 
+    /// Likewise, for a change behind `heard`.
+    fn awaits_replica_of(&self, heard: u64, number: u64) -> bool {
+        let mut waiting = self.waiting.lock();
+        let range = (heard.saturating_add(1), 0)..=(number, u64::MAX);
+        heard < number && [Reach::Known, Reach::Held].into_iter().any(|reach| waiting.of(reach).range(range.clone()).next().is_some())
+    }
+
     /// All for whom what they wait for has come.
     fn wake(&self) {
         let (mut waiting, mut ready) = (self.waiting.lock(), Vec::new());
@@ -530,8 +537,11 @@ impl Journal {
     pub fn commit(&self, number: u64) {
         self.state.failing.store(self.state.ended.load(Ordering::Acquire), Ordering::Release);
         self.state.committed.store(number, Ordering::Release);
-        if self.tap.is_open() {
-            self.tap.commit(number, || self.raise(number, number));
+        if self.tap.is_open()
+            && let Some(heard) = self.tap.commit(number, || self.raise(number, number))
+            && self.awaits_replica_of(heard, number)
+        {
+            self.tap.press();
         }
         self.wake();
     }
@@ -635,7 +645,13 @@ impl Waiter {
         waiting.of(awaited.reach).insert((awaited.number, self.number), context.waker().clone());
         drop(waiting);
         // The commit may have come between: it looks at those who wait after it has raised the number.
-        if self.journal.has(awaited) { Poll::Ready(()) } else { Poll::Pending }
+        if self.journal.has(awaited) {
+            return Poll::Ready(());
+        }
+        if awaited.reach != Reach::Disk && self.journal.committed() >= awaited.number {
+            self.journal.tap.press_for(awaited.number);
+        }
+        Poll::Pending
     }
 }
 
@@ -1026,6 +1042,42 @@ mod tests {
         // Another letter, behind which nothing new was safe, is known.
         journal.confirm(told, told);
         assert_eq!([Reach::Disk, Reach::Known, Reach::Held].map(|reach| journal.reached(reach)), [untold; 3]);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_told_with_the_next_that_somebody_waits_for() {
+        let (journal, count) = (Journal::new(), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let write = |changes: Vec<Change>| {
+            let number = changes.into_iter().map(|change| journal.push(change)).last().unwrap_or_default();
+            journal.commit(journal.take(&mut Vec::new(), Duration::ZERO).unwrap());
+            number
+        };
+        let session = SubscriberId(1);
+        journal.open_tap();
+        assert!(journal.poll_heard(&mut context).is_pending());
+        write(vec![Change::Copied(session, 1), Change::Removed(session, 1)]);
+        assert!(journal.poll_heard(&mut context).is_pending(), "nobody waits");
+        // Before it is safe, and afterwards.
+        for is_early in [true, false] {
+            let mut waiter = journal.waiter();
+            let next = Awaited { number: journal.last() + u64::from(is_early), reach: Reach::Known };
+            if is_early {
+                assert!(waiter.poll_for(next, &mut context).is_pending() && journal.poll_heard(&mut context).is_pending());
+                write(vec![Change::Received(session, crate::codec::PacketId::MIN)]);
+            } else {
+                write(vec![Change::Completed(session, crate::codec::PacketId::MIN)]);
+                let next = Awaited { number: journal.last(), ..next };
+                assert!(journal.poll_heard(&mut context).is_pending() && waiter.poll_for(next, &mut context).is_pending());
+            }
+            assert!(journal.poll_heard(&mut context).is_ready(), "{is_early}");
+            assert!(!journal.heard().changes.is_empty());
+            assert!(journal.poll_heard(&mut context).is_pending(), "it is told");
+            // Who waits for what is told already does not press once more.
+            write(vec![Change::Removed(session, 2)]);
+            assert!(journal.poll_heard(&mut context).is_pending(), "{is_early}");
+        }
     }
 
     #[test]

@@ -44,4 +44,5 @@ pub(crate) use shadow::{Copy, Emerging, News, Shadow};
 pub(crate) use subscriber::Parting;
 pub use subscriber::{Connected, Outcome, Pumped, SessionExpiry, State, Subscriber, SubscriberId, SubscriptionOptions};
 pub use tap::Heard;
+pub(crate) use tap::LINGER;
 pub use variants::Variants;

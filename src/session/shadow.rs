@@ -118,6 +118,11 @@ pub(crate) struct Shadow {
     messages_max: usize,
     bytes_max: usize,
     bytes: usize,
+    /// What the session itself may hold, messages and bytes, and whether it drops the oldest beyond: so does this while [nobody speaks of it](Self::set_alone).
+    bounds: (usize, usize, bool),
+    is_alone: bool,
+    /// It has dropped something while it was.
+    has_dropped: bool,
     news: Arc<News>,
     has_news: bool,
 }
@@ -149,6 +154,13 @@ impl Shadow {
             ),
             bytes_max: twice(limits.queued_bytes_max, limits.inflight_bytes_max, SHADOW_SPARE_MESSAGES * 1_024),
             bytes: 0,
+            bounds: (
+                usize::try_from(limits.queued_messages_max).unwrap_or(usize::MAX).saturating_add(limits.inflight_max.into()),
+                limits.queued_bytes_max.saturating_add(limits.inflight_bytes_max),
+                limits.drop_oldest,
+            ),
+            is_alone: false,
+            has_dropped: false,
             news,
             has_news: false,
         }
@@ -183,12 +195,36 @@ impl Shadow {
         }
     }
 
+    /// The session's broker cannot be reached, and does not say what becomes of messages; or can again. What was dropped meanwhile as a session would drop it is there no more when that broker
+    /// speaks of it.
+    pub(crate) fn set_alone(&mut self, is_alone: bool) {
+        self.is_alone = is_alone;
+        if !is_alone && self.has_dropped {
+            self.give_up();
+        }
+    }
+
+    /// Whether there is room for a message, where the oldest may have gone for it.
+    fn make_room(&mut self) -> bool {
+        let (messages_max, bytes_max, drop_oldest) = self.bounds;
+        while self.items.len() + self.unlisted.len() + self.unnamed.len() >= messages_max || self.bytes >= bytes_max {
+            self.has_dropped = true;
+            let Some((_, (id, entry))) = drop_oldest.then(|| self.unlisted.pop_first()).flatten() else { return false };
+            self.turns.remove(&id);
+            self.bytes = self.bytes.saturating_sub(entry.message.bytes());
+        }
+        true
+    }
+
     /// A message that the session is to be given has come to this broker.
     pub(super) fn arrive(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
         let Some(source) = variants.source.clone().filter(|_| !self.is_broken && variants.memory != Level::Full) else {
             self.give_up();
-            return Outcome::DroppedFull;
+            return Outcome::Away;
         };
+        if self.is_alone && !self.make_room() {
+            return Outcome::DroppedFull;
+        }
         let entry = Queued::new(variants.stored(message), delivery).entry(Stage::Queued);
         self.arrived += 1;
         match source {
@@ -199,7 +235,8 @@ impl Shadow {
             }
         }
         self.check();
-        Outcome::Queued
+        // Nobody's queue here is longer for it: whoever publishes need not wait.
+        Outcome::Staged
     }
 
     /// Whom to wake for what has arrived.
@@ -597,6 +634,32 @@ mod tests {
             shadow.put(1, id(5), entry(b"x"));
             assert!(!shadow.has_unlisted() && shadow.is_whole() && shadow.bytes == 0);
             assert_eq!(content(shadow), []);
+        }
+    }
+
+    #[test]
+    fn while_nobody_speaks_of_it_it_drops_what_a_session_would() {
+        // Ten that wait and twenty on their way are what the session takes.
+        for (drop_oldest, first, last) in [(false, 0_u8, 29), (true, 10, 39)] {
+            let mut shadow = Shadow::new(OutboundLimits { drop_oldest, ..LIMITS }, Arc::default());
+            shadow.copy(Copy::default());
+            shadow.guard();
+            shadow.set_alone(true);
+            for number in 0..40_u8 {
+                if shadow.make_room() {
+                    let payload: &'static [u8] = Box::leak(vec![number].into_boxed_slice());
+                    shadow.put(number.into(), id(number.into()), entry(payload));
+                }
+            }
+            assert!(shadow.is_whole());
+            shadow.trim(|_| false);
+            let payloads = |shadow: &Shadow| -> Vec<u8> {
+                shadow.unlisted.values().filter_map(|(_, entry)| entry.message.payload.first().copied()).collect()
+            };
+            assert_eq!(payloads(&shadow), (first..=last).collect::<Vec<_>>());
+            // What it has dropped its broker may speak of when it is back.
+            shadow.set_alone(false);
+            assert!(shadow.is_broken());
         }
     }
 

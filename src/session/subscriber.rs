@@ -446,7 +446,7 @@ impl State {
     /// Whether a message of this QoS would have to wait in the session's queue if it came now.
     pub(crate) fn would_queue(&self, qos: QoS, memory: Level) -> bool {
         match self.connected {
-            _ if self.ended => false,
+            _ if self.ended || matches!(self.moving, Some(Moving::Shadow(_))) => false,
             None => self.keeps(qos),
             Some(_) if qos == QoS::AtMostOnce => self.qos0_waits,
             Some(connected) => self.outbox.is_full(memory) || !self.outbound.is_open(connected.window),

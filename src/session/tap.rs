@@ -3,11 +3,15 @@
 //!
 //! The way back are numbers as well: [`Journal::reached`](super::Journal::reached), up to which all is safe on the disk and known to the replica, or held by it.
 //!
+//! A letter costs both brokers several wakes, whatever it says. So what nobody waits for is not told at once, but with the next that somebody waits for, or when whoever tells looks
+//! anyway ([`LINGER`]): of QoS 1 the replica is a moment behind, which is what it may be.
+//!
 //! Closed, which it is unless there is a replica, it costs one look a commit. Its lock is a leaf.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use bytes::Bytes;
@@ -19,6 +23,10 @@ use super::subscriber::SubscriberId;
 
 /// So many changes wait to be told at most: beyond, the replica is not kept up.
 const CHANGES_MAX: usize = 1 << 18;
+/// So many are told at once, whoever waits.
+const CHANGES_PRESSING: usize = 1 << 13;
+/// How long what nobody waits for may stay untold, while there is something to tell all the time.
+pub(crate) const LINGER: Duration = Duration::from_millis(20);
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -40,8 +48,14 @@ struct Tapped {
     number: u64,
     /// Sessions of which everything is told.
     copied: HashSet<SubscriberId, ahash::RandomState>,
+    /// The last that was heard.
+    heard: u64,
     /// All that was heard is known to the replica.
     is_idle: bool,
+    /// It is to be told now.
+    is_pressing: bool,
+    /// That the source of the message is told which is placed next.
+    has_source: bool,
     has_overflowed: bool,
 }
 
@@ -103,6 +117,9 @@ impl Tap {
                 Change::Logged(_) | Change::Cover(..) => !inner.copied.is_empty(),
                 _ => false,
             };
+            // What share groups give comes to the replica by this way alone, and is nobody else's any more.
+            inner.is_pressing |= is_told && !inner.has_source && matches!(change, Change::Placed(..));
+            inner.has_source = matches!(change, Change::Source(..));
             match change {
                 // What is in a block is told by the lanes, and is not to be kept in memory for this.
                 Change::Logged(block) if is_told => inner.taken.push(Change::Logged(Logged { body: Bytes::new(), ..*block })),
@@ -116,24 +133,44 @@ impl Tap {
         }
     }
 
-    /// What it has taken is safe, up to change `number`. Whether nobody need be told of anything: then that is confirmed by `confirm`.
-    pub(super) fn commit(&self, number: u64, confirm: impl FnOnce()) {
+    /// What it has taken is safe, up to change `number`. Where nobody need be told of anything that is confirmed by `confirm`; else says what was heard last: whether anybody waits for
+    /// what came after it is to be looked at.
+    pub(super) fn commit(&self, number: u64, confirm: impl FnOnce()) -> Option<u64> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         inner.safe.append(&mut inner.taken);
         inner.number = number;
         if inner.is_idle && inner.safe.is_empty() && !inner.has_overflowed {
             confirm();
-            return;
+            return None;
         }
         inner.is_idle = false;
+        let is_pressing = inner.is_pressing || inner.has_overflowed || inner.safe.len() >= CHANGES_PRESSING;
+        let heard = inner.heard;
         drop(guard);
+        if is_pressing {
+            self.press();
+        }
+        Some(heard)
+    }
+
+    /// What is safe is to be told now.
+    pub(super) fn press(&self) {
+        self.inner.lock().is_pressing = true;
         self.waker.wake();
+    }
+
+    /// Likewise, if change `number` was not heard yet.
+    pub(super) fn press_for(&self, number: u64) {
+        if number > self.inner.lock().heard {
+            self.press();
+        }
     }
 
     pub(super) fn heard(&self) -> Heard {
         let mut inner = self.inner.lock();
         let number = Some(inner.number).filter(|_| !inner.is_idle);
+        (inner.heard, inner.is_pressing) = (inner.number, false);
         Heard { changes: std::mem::take(&mut inner.safe), number, has_overflowed: inner.has_overflowed }
     }
 
@@ -149,7 +186,6 @@ impl Tap {
 
     pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         self.waker.register(context.waker());
-        let inner = self.inner.lock();
-        if inner.safe.is_empty() && !inner.has_overflowed { Poll::Pending } else { Poll::Ready(()) }
+        if self.inner.lock().is_pressing { Poll::Ready(()) } else { Poll::Pending }
     }
 }

@@ -439,6 +439,10 @@ impl Router {
         let turned_ms = self.handover.turned_ms.load(Ordering::Relaxed);
         let is_still = u128::from(self.millis(now).saturating_sub(turned_ms)) >= replica::SILENCE_MAX.as_millis();
         if is_still {
+            // What clients are sent from now on nobody tells it.
+            if let Some(registers) = self.registers() {
+                registers.own().tell_replica(None);
+            }
             journal.pause_tap();
         }
         is_still

@@ -9,6 +9,7 @@ use dashmap::Entry as Slot;
 use super::word::{Item, Letter};
 use super::{Head, Promoted, REPEAT, decode_copy, decode_entry, decode_head};
 use crate::auth::Access;
+use crate::codec::QoS;
 use crate::frame::{FrameError, Reader};
 use crate::ids::{BrokerId, MessageId, OriginLane};
 use crate::limits::{HANDOVER_BYTES_MAX, REPLICA_WINDOW_BYTES, SESSIONS_MAX};
@@ -96,6 +97,8 @@ struct Keeper {
     swept: u64,
     /// What had arrived when it was begun with the first.
     arrived: Covers,
+    /// It cannot be reached, so nothing is said of its sessions.
+    is_lost: bool,
 }
 
 /// A message without which the letter of that number is not held.
@@ -160,9 +163,9 @@ impl Kept {
         matches!(self.head.expiry, SessionExpiry::After(rest) if now.saturating_duration_since(left_at) >= rest)
     }
 
-    /// What it wants by itself: of share groups a replica is no member.
+    /// What it wants by itself: of share groups a replica is no member, and at QoS 0 it is given nothing.
     fn filters(&self) -> impl Iterator<Item = &(Box<str>, SubscriptionOptions)> {
-        self.head.subscriptions.iter().filter(|(text, _)| !topic::is_shared(text))
+        self.head.subscriptions.iter().filter(is_replicas)
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Shadow) -> T) -> Option<T> {
@@ -209,7 +212,8 @@ impl Keepers {
             return;
         }
         if known != Some(stream) {
-            if number != 1 || turn.router.pressure.level() == Level::Full {
+            // Others' sessions are not what memory that is short is for.
+            if number != 1 || turn.router.pressure.level() != Level::Free {
                 return turn.post.send(from, &Letter::Unknown.encode(stream));
             }
             self.forget(turn, from);
@@ -329,11 +333,11 @@ impl Keepers {
             subscriber.lock().subscribe_as(&kept.head);
             let emerged = Emerging { expiry: kept.head.expiry, was_connected: kept.left_at.is_none(), left_at, claim: stamp };
             let number = subscriber.emerge(emerged, router.journal.as_ref())?;
-            let shared: Vec<_> = kept.head.subscriptions.iter().filter(|(text, _)| topic::is_shared(text)).collect();
+            let others: Vec<_> = kept.head.subscriptions.iter().filter(|subscription| !is_replicas(subscription)).collect();
             let mut state = subscriber.lock();
-            shared.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
+            others.iter().for_each(|(text, _)| router.tell_filter(&mut state, text, true));
             drop(state);
-            router.insert_filters(&subscriber, shared.into_iter());
+            router.insert_filters(&subscriber, others.into_iter());
             vacant.insert(Arc::clone(&subscriber));
             Some(number)
         };
@@ -360,6 +364,11 @@ impl Keepers {
     }
 }
 
+/// Whether a replica of the session subscribes to this, too.
+fn is_replicas((text, options): &&(Box<str>, SubscriptionOptions)) -> bool {
+    options.qos != QoS::AtMostOnce && !topic::is_shared(text)
+}
+
 fn put_part(parts: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> {
     if parts.len() + bytes.len() > HANDOVER_BYTES_MAX {
         return Err(FrameError::TooLong { bytes: parts.len() as u64, bytes_max: HANDOVER_BYTES_MAX });
@@ -383,6 +392,7 @@ impl Keeper {
             kept: BTreeMap::new(),
             swept: 0,
             arrived: Covers::new(),
+            is_lost: false,
             round: None,
             waiting: VecDeque::new(),
             dealt: Dealt::default(),
@@ -633,6 +643,10 @@ impl Keeper {
         if self.swept == 0 && !self.dealt.ranges.is_empty() {
             self.arrived = turn.mesh.delivered();
         }
+        let is_lost = turn.post.lost_since(of).is_some();
+        if std::mem::replace(&mut self.is_lost, is_lost) != is_lost {
+            self.kept.values().for_each(|kept| drop(kept.with(|shadow| shadow.set_alone(is_lost))));
+        }
         // Of very many some at a time.
         let next = self.kept.range(self.swept..).take(SWEEP_MAX);
         let mut last = None;
@@ -652,7 +666,6 @@ impl Keeper {
                 !ranges.is_empty()
             });
         }
-        let is_lost = turn.post.lost_since(of).is_some();
         let is_member = turn.router.claims.members().contains_key(&of);
         (is_lost && !is_member) || (!is_lost && turn.since(self.heard_at) >= SILENCE_OWNER)
     }

@@ -2,12 +2,14 @@
 //!
 //! A broker tells one other, the *nearest*, of all its sessions that outlive their connections. That one has a [`Shadow`](crate::session) of each: subscribed as the session is,
 //! in no registry, nothing of it on its disk. The messages come to it by the lanes, like to any subscriber; what it is told is where in the session they stand, by
-//! their ids, and what becomes of them. The principle: **a replica makes the session no less safe, holds it up for two seconds at most, and is used only where its broker cannot be reached.**
+//! their ids, and what becomes of them. The principle: **a replica makes the session no less safe, holds it up for two seconds at most, and is used only where its broker cannot be reached.** At QoS 0,
+//! of which sessions keep no account, it costs nothing. While its broker cannot be reached it drops what the session would have dropped.
 //!
 //! 1. *Copied* are sessions in rounds, with the cut of a [move](super::handover): the other broker subscribes and notes its covers; the session's broker, when it has delivered
 //!    as much, notes in one quiet moment what is in the sessions, and its own covers. What the other was given up to these is in the copy.
 //! 2. *Told* is what the journal says of the sessions, once it is safe on the disk ([`Journal::heard`](crate::session::Journal::heard)): so a replica is never ahead of what the broker would
 //!    know after a restart. The letters of it are numbered, repeated until they are known, and bounded.
+//!    What nobody waits for is told some hundredths of a second later, with what came meanwhile: each letter costs both brokers several wakes.
 //! 3. *Guarded* is a session whose replica is whole: its client sees nothing of QoS 2 that the replica does not know of, PUBREL, PUBREC and PUBCOMP, and a PUBLISH only if that has the
 //!    message, too; and what it publishes at QoS 2 is seen by no other broker and no durable session before the replica knows the packet identifier. They wait for
 //!    [`Journal::reached`](crate::session::Journal::reached) in place of `committed`. Two waits, for a message has to leave its broker to come to the replica. QoS 1 does not wait, and may come twice.
@@ -18,8 +20,9 @@
 //! that something is dealt with when all is copied.
 //!
 //! A replica that lacks a message for which a client waits is over after a second in which its broker goes on asking, by itself; so is a round that comes no further, and a session that does not fit.
-//! Who cannot be reached for a second, or is silent for two, is *paused*: nobody waits for it any more, and it is told everything all the same, until it has caught up. So it is where the task
-//! of this machine stands still, which another looks after ([`Router::watch_replicas`](super::Router::watch_replicas)). What is paused for five seconds, fails, lets anybody wait for one word for two seconds, whatever else
+//! Who cannot be reached for a third of a second, or is silent for two, is *paused*: nobody waits for it any more, and it is told everything all the same, until it has caught up. So it is where the task
+//! of this machine stands still, which another looks after ([`Router::watch_replicas`](super::Router::watch_replicas)). The register does not name it then, nor before it knows all that
+//! clients were sent meanwhile, nor before it knows the stream: nobody may go on from a replica that is old. What is paused for five seconds, fails, lets anybody wait for one word for two seconds, whatever else
 //! it confirms meanwhile, or does not keep up is given up as a whole: another stream with copies of everything begins, rather at another broker. Subscriptions that change make a new copy of
 //! their session.
 //!

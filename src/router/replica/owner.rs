@@ -15,7 +15,7 @@ use crate::limits::REPLICA_CUT_PARTS_MAX;
 use crate::pressure::Level;
 use crate::replication::Covers;
 use crate::router::handover::{LOOK_INTERVAL, LOOK_INTERVAL_SLOW, Turn};
-use crate::session::{Change, Entry, Head, Journal, Order, Subscriber, SubscriberId};
+use crate::session::{Change, Entry, Head, Journal, LINGER, Order, Reach, Subscriber, SubscriberId};
 
 /// A session whose subscriptions have changed is replicated anew when they are left alone for so long.
 const SETTLED: Duration = Duration::from_millis(50);
@@ -32,8 +32,8 @@ const ROUND_MAX: Duration = Duration::from_secs(15);
 const ROUNDS_FAILED_MAX: u32 = 3;
 /// What an entry takes in a copy beside its message, bytes, or less.
 const ENTRY_BYTES: usize = 128;
-/// There is no way to the other broker for so long.
-const LOST_MAX: Duration = Duration::from_secs(1);
+/// There is no way to the other broker for so long: longer than the tree takes to find another.
+const LOST_MAX: Duration = Duration::from_millis(300);
 /// Who cannot be reached, or does not answer, is not waited for, and is given up after this time.
 const PAUSED_MAX: Duration = Duration::from_secs(5);
 /// It is waited for again when it has all that was told longer ago.
@@ -41,8 +41,12 @@ const CAUGHT_UP: Duration = Duration::from_secs(1);
 /// After a failure nothing is tried for so long, and twice as long after each that follows soon.
 const RETRY_LEAST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(30);
-/// Who was the replicas' broker for so long has not failed soon.
+/// Who has had replicas of all sessions for so long has not failed soon.
 const PROVEN: Duration = Duration::from_secs(60);
+/// Where copying has taken longer than the first, and came to no end, it is tried again after this many times as long, and after the last at most.
+const COPYING: Duration = Duration::from_secs(10);
+const COPYING_TIMES: u32 = 4;
+const RETRY_COPYING_MOST: Duration = Duration::from_secs(600);
 /// For so long others are preferred to who has failed.
 const FAILED: Duration = Duration::from_secs(300);
 
@@ -91,6 +95,13 @@ struct Peer {
     named: Option<(SubscriberId, Order, MessageId)>,
     /// Something was answered that is news, or nothing is waited for.
     progress_at: Instant,
+    answered_at: Instant,
+    /// Since when there is nothing without a replica.
+    whole_at: Option<Instant>,
+    /// The register does not name it yet: it does when it holds all up to this change, and knows this stream.
+    named_from: Option<u64>,
+    /// Something was told in the last turn.
+    is_talking: bool,
     asked_at: Instant,
     looked_at: Instant,
     /// Nobody waits for it since then, for it falls behind; it goes on being told everything.
@@ -132,7 +143,11 @@ enum Stage {
 impl Owner {
     pub(super) fn interval(&self) -> Option<Duration> {
         let peer = self.peer.as_ref()?;
-        Some(if peer.round.is_some() { LOOK_INTERVAL } else { LOOK_INTERVAL_SLOW })
+        Some(match peer.round {
+            Some(_) => LOOK_INTERVAL,
+            None if peer.is_talking => LINGER,
+            None => LOOK_INTERVAL_SLOW,
+        })
     }
 
     pub(super) fn drive(&mut self, turn: &mut Turn<'_>) {
@@ -146,6 +161,7 @@ impl Owner {
             return self.give_up(turn, "it does not keep up");
         }
         let was_idle = peer.is_idle();
+        peer.is_talking = !heard.changes.is_empty();
         heard.changes.into_iter().for_each(|change| peer.tell(turn, change));
         peer.out.seal();
         peer.count_untold();
@@ -170,6 +186,9 @@ impl Owner {
             peer.fail_round(turn);
         }
         peer.pause_or_resume(turn, &journal, is_lost);
+        peer.name_when_due(turn, &journal);
+        let is_whole = peer.unguarded.is_empty() && peer.untold.is_empty();
+        peer.whole_at = peer.whole_at.filter(|_| is_whole).or_else(|| is_whole.then_some(turn.now));
         match () {
             () if peer.paused_at.is_some_and(|since| turn.since(since) >= PAUSED_MAX) => self.give_up(turn, "it does not answer"),
             () if peer.is_late(&journal, turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
@@ -219,13 +238,14 @@ impl Owner {
             noted: 0,
             named: None,
             progress_at: turn.now,
+            answered_at: turn.now,
+            whole_at: None,
+            named_from: Some(0),
+            is_talking: false,
             asked_at: turn.now,
             looked_at: turn.now,
             paused_at: None,
         });
-        if let Some(registers) = turn.router.registers() {
-            registers.own().tell_replica(Some(broker));
-        }
         true
     }
 
@@ -273,9 +293,11 @@ impl Owner {
         if let Some(registers) = turn.router.registers() {
             registers.own().tell_replica(None);
         }
-        self.failures = if turn.since(peer.since) >= PROVEN { 1 } else { self.failures.saturating_add(1) };
+        let is_proven = peer.whole_at.is_some_and(|at| turn.since(at) >= PROVEN);
+        self.failures = if is_proven { 1 } else { self.failures.saturating_add(1) };
         let wait = RETRY_LEAST.saturating_mul(1 << self.failures.min(10).saturating_sub(1)).min(RETRY_MOST);
-        self.retry_at = Some(turn.now + wait);
+        let copying = Some(turn.since(peer.since)).filter(|time| peer.whole_at.is_none() && *time >= COPYING).unwrap_or_default();
+        self.retry_at = Some(turn.now + wait.max(copying.saturating_mul(COPYING_TIMES).min(RETRY_COPYING_MOST)));
         self.failed.insert(peer.broker, turn.now);
         let metrics = &turn.router.metrics;
         metrics.replicas_given_up.add(1);
@@ -291,6 +313,7 @@ impl Owner {
 
     pub(super) fn answered(&mut self, line: (BrokerId, u64), (known, held): (u64, u64), now: Instant) {
         let Some(peer) = self.peer(line) else { return };
+        peer.answered_at = now;
         let is_known = peer.out.learn(known);
         let is_held = held > peer.held && held <= peer.out.last();
         if is_held {
@@ -377,6 +400,17 @@ impl Peer {
         }
     }
 
+    /// Who comes to another broker may go on with what this one has, from now on: its stream is known, so there is no older one.
+    fn name_when_due(&mut self, turn: &Turn<'_>, journal: &Journal) {
+        if self.paused_at.is_none()
+            && self.out.known() > 0
+            && self.named_from.is_some_and(|from| journal.reached(Reach::Held) >= from)
+        {
+            self.named_from = None;
+            Self::name(turn, Some(self.broker));
+        }
+    }
+
     /// A link that is lost for a moment, or a broker that stands still, is no reason to copy all sessions anew.
     fn pause_or_resume(&mut self, turn: &Turn<'_>, journal: &Journal, is_lost: bool) {
         match self.paused_at {
@@ -386,15 +420,17 @@ impl Peer {
                 self.paused_at = Some(turn.now);
                 // What clients are sent from now on it does not know: nobody may go on with what it has.
                 Self::name(turn, None);
+                self.named_from = Some(u64::MAX);
                 turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
                 if let Some(left_out) = turn.router.log_rate.permit("replica paused", turn.now) {
                     tracing::warn!(broker = %self.broker, left_out, "the broker that has the replicas of sessions is not waited for at present");
                 }
             }
-            Some(since) if !is_lost && self.progress_at > since && self.has_caught_up(turn.now) => {
+            Some(since) if !is_lost && self.answered_at > since && self.has_caught_up(turn.now) => {
                 (self.paused_at, self.progress_at) = (None, turn.now);
                 journal.resume_tap();
-                Self::name(turn, Some(self.broker));
+                // Clients may have been sent all that is told up to here, and it does not know of all that yet.
+                self.named_from = Some(journal.last());
                 turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
             }
             _ => {}
