@@ -645,7 +645,9 @@ impl Keeper {
         }
         let is_lost = turn.post.lost_since(of).is_some();
         if std::mem::replace(&mut self.is_lost, is_lost) != is_lost {
-            self.kept.values().for_each(|kept| drop(kept.with(|shadow| shadow.set_alone(is_lost))));
+            for kept in self.kept.values() {
+                kept.with(|shadow| shadow.set_alone(is_lost));
+            }
         }
         // Of very many some at a time.
         let next = self.kept.range(self.swept..).take(SWEEP_MAX);
