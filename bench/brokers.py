@@ -32,9 +32,9 @@ class NotUp(StartError):
 class Broker:
     """One process, and where it is reached."""
 
-    def __init__(self, argv, directory, place, placement, address, mesh_address=None, ready=None):
+    def __init__(self, argv, directory, place, placement, address, mesh_address=None, ready=None, name=None, health=None):
         self.argv, self.log, self.placement = [*place.prefix, *argv], os.path.join(directory, "log"), placement
-        self.address, self.mesh_address, self.ready = address, mesh_address, ready
+        self.address, self.mesh_address, self.ready, self.name, self.health = address, mesh_address, ready, name, health
         self.start()
 
     def start(self):
@@ -61,12 +61,10 @@ class Broker:
     def cpu_seconds(self):
         """Processor time used so far, user and kernel, in steps of 10 ms."""
         try:
-            with open(f"/proc/{self.process.pid}/stat") as stat:
-                fields = stat.read().rpartition(")")[2].split()
+            return cpu_seconds_of(self.process.pid)
         except OSError:
             self.check()
             raise
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
     def resident_bytes(self):
         with open(f"/proc/{self.process.pid}/stat") as stat:
@@ -83,6 +81,12 @@ class Broker:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+def cpu_seconds_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 class Mosquitto:
@@ -131,11 +135,10 @@ class Ours:
     joins = True
     mesh = "bench"
 
-    def __init__(self, program, families=None, **settings):
-        """With `settings` of [mesh] it is another peer, for these families only."""
+    def __init__(self, program, families=None, other_build="", **settings):
+        """With `settings` of [mesh], or as another build, it is another peer, for these families only."""
         self.program, self.families, self.settings = program, families, settings
-        if settings:
-            self.name = ", ".join([self.name, *(f"{key} = {value}" for key, value in settings.items())])
+        self.name = ", ".join([self.name, *[os.path.basename(other_build)] * bool(other_build), *(f"{key} = {value}" for key, value in settings.items())])
         if not os.access(program, os.X_OK):
             raise StartError(f"{program} is missing (cargo build --release), or name it with --binary")
 
@@ -169,12 +172,19 @@ class Ours:
                               "discovery": ["static"], "subscribe_ack": "mesh", "cafile": os.path.join(self.pki, "ca.pem"),
                               "certfile": f"{pki}.pem", "keyfile": f"{pki}.key"}
             tables["mesh"] |= self.settings
+            if setting.priority is not None:
+                tables["mesh"]["priority"] = setting.priority
+        health = None
+        if setting.watched:
+            tables["log"] = {"filter": setting.watched}
+            health = f"{setting.place.client_ip}:{setting.port(standard=9884)}"
+            tables["health"] = {"bind": health}
         lines = []
         for table, keys in tables.items():
             lines += [f"[{table}]"] * bool(table) + [f"{key} = {text(value)}" for key, value in keys.items()]
         path = setting.write("broker.toml", "\n".join(lines) + "\n")
         return Broker([self.program, "serve", "--config", path, "--ready-file", ready], setting.directory, setting.place,
-                      setting.placement, f"{setting.place.client_ip}:{port}", mesh_address, ready)
+                      setting.placement, f"{setting.place.client_ip}:{port}", mesh_address, ready, setting.name, health)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,11 +301,13 @@ class Setting:
     qos: int
     is_joined: bool
     is_durable: bool
+    priority: int | None = None  # the lowest is the root
+    watched: str = ""  # what it is to log, where its health is looked at as well
 
-    def port(self, kind=socket.SOCK_STREAM):
+    def port(self, kind=socket.SOCK_STREAM, standard=1883):
         """A free one; in a namespace, where nobody else is, always the same."""
         if self.place.prefix:
-            return 1883
+            return standard
         with socket.socket(socket.AF_INET, kind) as free:
             free.bind((self.place.client_ip, 0))
             return free.getsockname()[1]
@@ -308,7 +320,7 @@ class Setting:
 
 
 @contextlib.contextmanager
-def joined(kind, parents, network, probe, qos=0, placement=None, is_durable=False):
+def joined(kind, parents, network, probe, qos=0, placement=None, is_durable=False, priorities=None, watched=""):
     """Brokers of one kind, each joined to those before it that `parents` names, through all of which `probe(brokers)` has come; anew until that
     is so, since bridges do not always come up. Yields the brokers and how many starts failed before."""
     why = ""
@@ -320,7 +332,8 @@ def joined(kind, parents, network, probe, qos=0, placement=None, is_durable=Fals
                 for number, before in enumerate(parents):
                     own = os.path.join(directory, str(number))
                     os.mkdir(own)
-                    setting = Setting(f"bench-{number}", own, network.places[number], placement, qos, len(parents) > 1, is_durable)
+                    setting = Setting(f"bench-{number}", own, network.places[number], placement, qos, len(parents) > 1, is_durable,
+                                      priorities and priorities[number], watched)
                     brokers.append(kind.start(setting, [brokers[other] for other in before]))
                     stack.callback(brokers[-1].stop)
                     brokers[-1].wait_ready()

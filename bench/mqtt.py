@@ -30,6 +30,10 @@ class Client:
             if any(code != qos for code in answer[2:]) or len(answer) != 2 + len(some):
                 raise MqttError(f"not all of {len(some)} filters were granted")
 
+    def ping(self):
+        self.send(0xC0, b"")
+        self.receive(0xD0)
+
     def close(self):
         self.send(0xE0, b"")
         self.file.close()

@@ -98,10 +98,15 @@ def link_megabytes(run):
     return statistics.fmean(run["link_bytes"].values()) / 1e6
 
 
+def suback_ms(run):
+    return statistics.median(run["suback_ms"])
+
+
 PANELS = {
     "single": (("messages a second", rate), ("CPU of the broker, µs a message", cost)),
     "joined": (("messages a second", rate), ("CPU of all brokers, µs a message", cost)),
     "wan": (("messages a second", rate), ("99 % within, ms", p99)),
     "recovery": (("longest gap, s", table.gap_seconds),),
+    "control": (("SUBACK of all brokers, ms", suback_ms), ("a death is noticed after, s", lambda run: run["noticed_seconds"])),
     "interest": (("MB a link", link_megabytes),),
 }

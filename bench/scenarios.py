@@ -13,6 +13,7 @@ import threading
 import time
 
 import brokers
+import control
 import network
 
 # Where brokers and load run: processors, or None for wherever the system puts them.
@@ -36,11 +37,12 @@ class Scenario:
     parents: tuple = ((),)  # for each broker those that it is joined to
     publish_at: tuple = (0,)
     subscribe_at: tuple = (0,)
+    priorities: tuple | None = None  # of each broker; the lowest is the root of a mesh of ours
     between: dict | None = None  # settings of the emulator; none: on loopback
     placements: tuple = ("free", "pinned")
     fault: str = ""
     seconds: float | None = None  # how long, whatever --seconds says
-    peers: tuple = ()  # names of those that it is for; none: all that can
+    ours_only: bool = False
     is_timed: bool = True  # whether it takes --duration
 
 
@@ -72,7 +74,7 @@ def joined():
 
 
 def wan():
-    """Two brokers with an emulated link between them: 20 ms there and back."""
+    """Emulated links of 20 ms there and back: two brokers, with loss; then a chain and a hub, as on loopback."""
     found = []
     for loss in (0.0, 0.01, 0.03):
         link = {"delay_ms": 10, "loss": loss}
@@ -80,6 +82,10 @@ def wan():
         said = f"{loss:.0%} lost"
         found += [Scenario(f"{said}, {rate:,}/s, QoS 0", "latency", ("--rate", rate, "--payload-bytes", 40), **more) for rate in (1_000, 10_000)]
         found += [pairs(qos, PAIR, 0, 1, said, between=link, placements=("free",)) for qos in (0, 1)]
+    for loss, shapes in ((0.0, (0, 1)), (0.01, (1,))):
+        more = {"between": {"delay_ms": 10, "loss": loss}, "placements": ("free",)}
+        found += [pairs(qos, CHAIN, 0, 2, f"chain of 3, {loss:.0%} lost", **more) for qos in shapes]
+        found += [pairs(qos, HUB, 1, 2, f"hub, leaf to leaf of 4, {loss:.0%} lost", **more) for qos in shapes]
     return found
 
 
@@ -91,10 +97,21 @@ def recovery():
     link = {"delay_ms": 10}
     return [
         Scenario("middle of 3 killed, back after 2 s", "mesh", load, 1, CHAIN, fault="kill 1; wait 2; start 1", **ends, **more),
-        Scenario("one of a triangle killed", "mesh", load, 1, TRIANGLE, fault="kill 1", peers=(brokers.Ours.name,), **ends, **more),
+        # All that the others say to each other goes through it.
+        Scenario("root of a triangle killed", "mesh", load, 1, TRIANGLE, priorities=(1, 0, 1), fault="kill 1", ours_only=True, **ends, **more),
         Scenario("20 ms there and back, cut for 5 s", "mesh", load, 1, PAIR, publish_at=(0, 1), subscribe_at=(0, 1), between=link,
                  fault="cut 0 1; wait 5; heal 0 1", **more),
     ]
+
+
+def controlled():
+    """What full lanes do to control: three brokers in a line, each link idle, then full both ways. `load` is what is put on each link."""
+    # The first is the root, and its neighbour when it is dead.
+    more = {"parents": CHAIN, "priorities": (0, 1, 2), "placements": ("free",), "ours_only": True}
+    full = ("--pairs", 4, "--payload-bytes", 1_000, "--window", 150)
+    paths = [("loopback", None), ("10 Mbit/s, 20 ms", {"delay_ms": 10, "rate_mbit": 10}), ("10 Mbit/s, 40 ms, 5% lost", {"delay_ms": 20, "rate_mbit": 10, "loss": 0.05})]
+    return [Scenario(f"{path}, {state}", "control", load, between=between, **more)
+            for path, between in paths for state, load in (("idle", ()), ("full", full))]
 
 
 TOPICS = 10_000
@@ -108,7 +125,7 @@ def interest():
             for share in WANTED]
 
 
-FAMILIES = {"single": single, "joined": joined, "wan": wan, "recovery": recovery, "interest": interest}
+FAMILIES = {"single": single, "joined": joined, "wan": wan, "recovery": recovery, "control": controlled, "interest": interest}
 
 
 def measure(options, peer, scenario, placement):
@@ -117,19 +134,27 @@ def measure(options, peer, scenario, placement):
     count = len(scenario.parents)
     with (network.Loopback(count) if scenario.between is None else network.Emulated(count, **scenario.between)) as net:
         probe = functools.partial(passes, options.loadtest, net, scenario.qos)
-        with brokers.joined(peer, scenario.parents, net, probe, scenario.qos, place(broker_cores), bool(scenario.fault)) as (up, failed_starts):
+        watched = control.LOG if scenario.mode == "control" else ""
+        with brokers.joined(peer, scenario.parents, net, probe, scenario.qos, place(broker_cores), bool(scenario.fault), scenario.priorities,
+                            watched) as (up, failed_starts):
             found = {"failed_starts": failed_starts}
             counted = net.count() if scenario.between is not None else None
             before, idle = [broker.cpu_seconds() for broker in up], idle_seconds(broker_cores)
             clock = Clock(net)
-            if scenario.mode == "interest":
-                found |= interesting(options, net, up, scenario)
+
+            def account(still_running_seconds=0.0):
+                used = [broker.cpu_seconds() - start for start, broker in zip(before, up)]
+                return {"broker_cpu_seconds": used, "others_share": clock.others_share(sum(used) + still_running_seconds),
+                        "idle_seconds": idle_seconds(broker_cores) - idle}
+
+            if scenario.mode == "control":
+                found |= control.measure(options.loadtest, net, up, scenario.load, options.seconds, account)
+            elif scenario.mode == "interest":
+                found |= interesting(options, net, up, scenario) | account()
             else:
                 found["report"] = load(options, net, up, scenario, place(load_cores))
-            if not scenario.fault:
-                used = [broker.cpu_seconds() - start for start, broker in zip(before, up)]
-                found |= {"broker_cpu_seconds": used, "others_share": clock.others_share(sum(used))}
-                found["idle_seconds"] = idle_seconds(broker_cores) - idle
+                if not scenario.fault:
+                    found |= account()
             if counted:
                 found |= carried(counted, net.count())
             return found

@@ -10,8 +10,9 @@ BUSY_SHARE = 0.5
 TITLES = {
     "single": "One broker",
     "joined": "Brokers joined, on loopback",
-    "wan": "Two brokers, 20 ms apart and back",
+    "wan": "Over links of 20 ms there and back",
     "recovery": "Faults",
+    "control": "Control beside full lanes",
     "interest": "What nobody wants",
 }
 
@@ -61,6 +62,9 @@ def faults(runs):
 
 def brief(run):
     """One run in a line."""
+    if "suback_ms" in run:
+        return (f"{run['bytes_per_second_each_way'] / 1e6:.2f} MB/s each way  SUBACK {of_all([run], 'suback_ms')} ms  {run['links_lost']:.0f} links lost  "
+                f"death noticed after {run['noticed_seconds']:.2f} s")
     report = run["report"]
     said = [f"lost {report['lost']}, twice {report['duplicated']}"]
     if report.get("mesh"):
@@ -95,7 +99,7 @@ def by_scenario(results, family):
 
 def throughput(results, family):
     is_wan = family == "wan"
-    link_columns = " bytes on the link a message | late |" if is_wan else ""
+    link_columns = " bytes on links a message | late |" if is_wan else ""
     text = (f"| load | broker | messages/s | CPU µs a message | messages a read | p50 / p99 ms | lost / twice / out of order | brokers busy |{link_columns}\n"
             f"|---|---|---|---|---|---|---|---|{'---|---|' if is_wan else ''}\n")
     for (scenario, peer), runs in by_scenario(results, family).items():
@@ -162,6 +166,29 @@ def recovery(results, family):
     return text
 
 
+def control(results, family):
+    text = ("| path, lanes | broker | MB/s each way | SUBACK of all brokers, ms | PINGRESP, ms | round trip of control, ms | hello jitter, ms | links lost / tree changes | "
+            "a death is noticed after, s | the next tree one broker further, ms later |\n|---|---|---|---|---|---|---|---|---|---|\n")
+    for (scenario, peer), runs in by_scenario(results, family).items():
+        name = f"| {scenario} | {peer} {results['peers'][peer]} |"
+        if not runs:
+            text += f"{name} failed |{' |' * 7}\n"
+            continue
+        samples = " | ".join(of_all(runs, key) for key in ("suback_ms", "ping_ms", "round_trip_ms", "hello_jitter_ms"))
+        alarms = " / ".join(f"{sum(run[key] for run in runs):.0f}" for key in ("links_lost", "tree_changes"))
+        text += (f"{name} {spread([run['bytes_per_second_each_way'] / 1e6 for run in runs], 2)} | {samples} | {alarms} | "
+                 f"{spread([run['noticed_seconds'] for run in runs], 2)} | {spread([run['passed_on_ms'] for run in runs], 1)} |\n")
+    return text
+
+
+def of_all(runs, key):
+    """Median, 99 of a hundred and the most of the samples of all runs."""
+    samples = sorted(sample for run in runs for sample in run[key])
+    if not samples:
+        return "not measured"
+    return " / ".join(f"{samples[place]:,.1f}" if samples[place] >= 10 else f"{samples[place]:.2f}" for place in (len(samples) // 2, (len(samples) - 1) * 99 // 100, -1))
+
+
 def interest(results, family):
     text = "| topics | brokers | MB on each of the links | beside flooding | at rest, kB/s | lost / twice / out of order |\n|---|---|---|---|---|---|\n"
     found = by_scenario(results, family)
@@ -180,9 +207,13 @@ def interest(results, family):
 NOTES = {
     "single": "Windows of the load bound the batch, and with it the cost. `messages a read` is what the load's subscribers got with one read.",
     "joined": "10 pairs from the first broker to the last (hub: from leaf to leaf), 40 B, window 100.",
-    "wan": "The link is emulated in user space (`emulator.py`); `late` are packets that it delivered more than 1 ms late: where these are many, its figures are those of a busy machine. "
+    "wan": "Links are emulated in user space (`emulator.py`), two brokers joined by one unless a row says otherwise; `bytes` are of all links together, `late` are packets delivered more than 1 ms late: where these are many, its figures are those of a busy machine. "
            "Brokers, load and emulator share the processors.",
     "recovery": "500 messages/s of QoS 1 at each end, both ends hear both, sessions that are kept; Mosquitto saves once a second. The gap of the longest standstill includes the fault itself.",
+    "control": "Three brokers in a line, the first the root; `full`: 4 pairs of 1,000 B, window 150, at QoS 0 over each link, two each way, which is more than credit lets onto a way. "
+               "The SUBACK (`subscribe_ack = \"mesh\"`) of a client at the last broker says that all three know: two links there and back, of signed words that each end gathers for 10 ms. PINGRESP is the same "
+               "client's, and no link's. Of these and of round trip and hello jitter, which are averages of the brokers' own: median / 99 of 100 / the most of all rounds. Links lost and changes of the tree "
+               "are of the time before the root is killed, all brokers together. Cubic's lanes carry little where packets are lost; bbr's fill the path's own queue, 100 ms of it.",
     "interest": "Five brokers in a line; 10,000 topics, five messages of 100 B at QoS 1 to each, from all brokers alike; of those wanted each has one subscriber, zero to four brokers away. "
                 "IP bytes of a link, both ways together, the whole run: with subscriptions, acknowledgements and what the link carries at rest.",
 }
@@ -190,7 +221,7 @@ NOTES = {
 
 def render(results, family):
     settings = results["settings"]
-    make = {"recovery": recovery, "interest": interest}.get(family, throughput)
+    make = {"recovery": recovery, "control": control, "interest": interest}.get(family, throughput)
     cost = ("CPU is the sum of all brokers, they on one core and the load on another; the rest is unpinned. `busy` (pinned / unpinned) is what the brokers used of the "
             f"processor time that nobody else did; below {BUSY_SHARE:.0%} the CPU of a load without a rate is not compared. ") if family in ("single", "joined", "wan") else ""
     shares = [run["others_share"] for run in results["runs"] if run["family"] == family and "others_share" in run]
