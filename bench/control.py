@@ -172,7 +172,7 @@ def metrics(address):
 
 
 def values(text, name):
-    return [float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}(_total)?[{{ ]", line)]
+    return [float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"mqtt_st_quic_{name}(_total)?[{{ ]", line)]
 
 
 def total(text, name):
