@@ -65,6 +65,12 @@ pub const RETAINED_BYTES_MAX: usize = 1024 * 1024 * 1024;
 pub const LANES_DEFAULT: u8 = 4;
 /// See [`LANES_DEFAULT`].
 pub const LANES_MAX: u8 = 16;
+/// Default for `mesh.mtu`: UDP payload in bytes that a path is tried for. What an Ethernet of 1,500 carries over IPv6.
+pub const MTU_DEFAULT: u16 = 1_452;
+/// What every path must carry (RFC 9000 section 14).
+pub const MTU_LEAST: u16 = 1_200;
+/// The largest UDP payload there is (RFC 9000 section 18.2).
+pub const MTU_MAX: u16 = 65_527;
 /// Encoded messages that one ring block holds at most, unless a single message is larger.
 pub const BLOCK_BYTES: usize = 16 * 1024;
 /// Messages that one ring block holds at most: the low bits of a sequence.

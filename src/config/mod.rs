@@ -299,6 +299,9 @@ pub struct Mesh {
     pub hello_time: Duration,
     /// How much a link puts on its way.
     pub congestion: Congestion,
+    /// The largest UDP payload in bytes that is tried on a path, and taken; what the path carries is found.
+    #[serde(deserialize_with = "units::mtu")]
+    pub mtu: u16,
     /// Links that this broker keeps at once.
     #[serde(deserialize_with = "units::links")]
     pub max_links: usize,
@@ -364,6 +367,7 @@ impl Default for Mesh {
             costs: BTreeMap::new(),
             hello_time: Duration::from_millis(100),
             congestion: Congestion::default(),
+            mtu: limits::MTU_DEFAULT,
             max_links: limits::LINKS_MAX_DEFAULT,
             member_timeout: limits::MEMBER_TIMEOUT_DEFAULT,
             hop_max: limits::HOP_MAX,

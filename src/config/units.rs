@@ -321,6 +321,10 @@ pub(super) fn session_replicas<'de, D: Deserializer<'de>>(from: D) -> Result<u8,
     between(from, 0, limits::SESSION_REPLICAS_MAX.into())
 }
 
+pub(super) fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    between(from, limits::MTU_LEAST.into(), limits::MTU_MAX.into())
+}
+
 pub(super) fn lanes<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
     between(from, 1, limits::LANES_MAX.into())
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{
-    AckFrequencyConfig, ClientConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TransportConfig, VarInt,
+    AckFrequencyConfig, ClientConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
+    TransportConfig, VarInt,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -54,10 +55,14 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// The endpoint on `socket`; to be called inside the runtime that shall drive it.
-pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, congestion: Congestion) -> io::Result<Gate> {
-    let transport = Arc::new(transport(congestion));
+pub(super) fn open(socket: UdpSocket, credentials: &SharedCredentials, congestion: Congestion, mtu: u16) -> io::Result<Gate> {
+    let transport = Arc::new(transport(congestion, mtu));
     let server = server_config(&credentials.load(), &transport);
-    let endpoint = Endpoint::new(EndpointConfig::default(), Some(server), socket, Arc::new(quinn::TokioRuntime))?;
+    let mut config = EndpointConfig::default();
+    // Buffers are as many times this.
+    let taken = u64::from(mtu).max(config.get_max_udp_payload_size());
+    config.max_udp_payload_size(u16::try_from(taken).unwrap_or(u16::MAX)).map_err(io::Error::other)?;
+    let endpoint = Endpoint::new(config, Some(server), socket, Arc::new(quinn::TokioRuntime))?;
     Ok(Gate::new(endpoint, transport, Arc::clone(credentials)))
 }
 
@@ -82,9 +87,12 @@ pub(super) fn carry_lanes(connection: &Connection, lanes: usize) {
     connection.set_max_concurrent_uni_streams(VarInt::from_u32(u32::try_from(lanes).unwrap_or(u32::MAX)));
 }
 
-fn transport(congestion: Congestion) -> TransportConfig {
+fn transport(congestion: Congestion, mtu: u16) -> TransportConfig {
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(mtu);
     let mut config = TransportConfig::default();
     config
+        .mtu_discovery_config(Some(discovery))
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))

@@ -173,7 +173,13 @@ impl MeshHandle {
             samples.extend(links.iter().map(|link| sample(link).with("peer", link.peer.clone())));
         };
         each(|link| Sample::gauge("mesh_link_rtt_seconds", "Smoothed round trip of a link", link.rtt.as_secs_f64()));
-        each(|link| Sample::gauge("mesh_link_hello_jitter_seconds", "How uneven a peer's hellos come, on average", link.hello_jitter.as_secs_f64()));
+        each(|link| {
+            Sample::gauge(
+                "mesh_link_hello_jitter_seconds",
+                "How uneven a peer's hellos come, on average",
+                link.hello_jitter.as_secs_f64(),
+            )
+        });
         each(|link| Sample::counter("mesh_link_sent_bytes", "UDP bytes sent on a link", link.bytes_sent));
         each(|link| Sample::counter("mesh_link_received_bytes", "UDP bytes received on a link", link.bytes_received));
         each(|link| Sample::counter("mesh_link_lost_packets", "QUIC packets lost on a link", link.packets_lost));

@@ -338,7 +338,7 @@ pub fn start(
             Err(error) => return drop(ready.send(Err(MeshError::Thread(error)))),
         };
         let context = runtime.enter();
-        let gate = match endpoint::open(socket, &local.credentials, config.mesh.congestion) {
+        let gate = match endpoint::open(socket, &local.credentials, config.mesh.congestion, config.mesh.mtu) {
             Ok(gate) => gate,
             Err(source) => return drop(ready.send(Err(MeshError::Bind { address: listen, source }))),
         };

@@ -137,12 +137,24 @@ struct Plan<'a> {
     dir: Option<Arc<TempDir>>,
     links_max: usize,
     priority: u16,
+    mtu: u16,
 }
 
 impl<'a> Plan<'a> {
     fn new(authority: &'a Authority, name: &'a str, peers: &[&Broker]) -> Self {
         let peers = peers.iter().map(|peer| peer.address()).collect();
-        Self { authority, mesh: "m", name, peers, listen: "127.0.0.1:0", lanes: LANES, dir: None, links_max: 8, priority: 32_768 }
+        Self {
+            authority,
+            mesh: "m",
+            name,
+            peers,
+            listen: "127.0.0.1:0",
+            lanes: LANES,
+            dir: None,
+            links_max: 8,
+            priority: 32_768,
+            mtu: limits::MTU_DEFAULT,
+        }
     }
 
     fn config(&self, credentials: Credentials, dir: &TempDir) -> MeshConfig {
@@ -156,6 +168,7 @@ impl<'a> Plan<'a> {
             lanes: self.lanes,
             max_links: self.links_max,
             priority: self.priority,
+            mtu: self.mtu,
             ..config::Mesh::default()
         };
         MeshConfig { name: self.name.to_owned(), data_dir: dir.path().to_owned(), mesh, credentials }
@@ -244,6 +257,24 @@ async fn until_agreed(brokers: &[&Broker], links: usize) -> Topology {
         (drawn.iter().all(|one| one == first) && up == links && forwarding == brokers.len() - 1).then(|| first.clone())
     })
     .await
+}
+
+/// The path carries them; what counts is what the lower end takes.
+#[tokio::test]
+async fn packets_are_as_large_as_both_ends_take_them() {
+    let authority = authority();
+    let a = Plan { mtu: 9_000, ..Plan::new(&authority, "a", &[]) }.start();
+    let b = Plan { mtu: 16_000, ..Plan::new(&authority, "b", &[&a]) }.start();
+    let c = Plan::new(&authority, "c", &[&b]).start();
+    let mtu_of =
+        |broker: &Broker, peer: &str| broker.handle.links().iter().find(|link| link.peer == peer).map(|link| link.mtu_bytes);
+    for (broker, peer, least, most) in
+        [(&a, "b", 8_900, 9_000), (&b, "a", 8_900, 9_000), (&b, "c", 1_400, 1_472), (&c, "b", 1_400, 1_452)]
+    {
+        // The search ends within 20 bytes of what is taken.
+        until(peer, || mtu_of(broker, peer).filter(|mtu| *mtu >= least)).await;
+        assert!(mtu_of(broker, peer).unwrap() <= most);
+    }
 }
 
 #[tokio::test]
@@ -507,7 +538,7 @@ fn local(authority: &Authority, mesh: &str, name: &str) -> (Arc<Local>, Credenti
 fn open_endpoint(credentials: &Credentials) -> Gate {
     let socket = endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let credentials = Arc::new(ArcSwap::from_pointee(credentials.clone()));
-    endpoint::open(socket, &credentials, config::Congestion::default()).unwrap()
+    endpoint::open(socket, &credentials, config::Congestion::default(), limits::MTU_DEFAULT).unwrap()
 }
 
 async fn dial(from: &Gate, address: SocketAddr, local: &Arc<Local>) -> Result<handshake::Candidate, LinkError> {
