@@ -82,6 +82,9 @@ def wan():
         said = f"{loss:.0%} lost"
         found += [Scenario(f"{said}, {rate:,}/s, QoS 0", "latency", ("--rate", rate, "--payload-bytes", 40), **more) for rate in (1_000, 10_000)]
         found += [pairs(qos, PAIR, 0, 1, said, between=link, placements=("free",)) for qos in (0, 1)]
+    # Many topics, and so many lanes: what is lost of one holds up no other.
+    found.append(Scenario("1% lost, 10,000/s of 20 pairs, QoS 0", "pair", ("--pairs", 20, "--payload-bytes", 40, "--rate", 10_000), parents=PAIR, subscribe_at=(1,),
+                          between={"delay_ms": 10, "loss": 0.01}, placements=("free",)))
     for loss, shapes in ((0.0, (0, 1)), (0.01, (1,))):
         more = {"between": {"delay_ms": 10, "loss": loss}, "placements": ("free",)}
         found += [pairs(qos, CHAIN, 0, 2, f"chain of 3, {loss:.0%} lost", **more) for qos in shapes]
