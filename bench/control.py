@@ -136,7 +136,7 @@ def ask(seconds, address, health):
     # The one in the middle has both links.
     carried = growth("mesh_link_sent_bytes", [1]) + growth("mesh_link_received_bytes", [1])
     return looked | {"suback_ms": subacks, "ping_ms": pings, "bytes_per_second_each_way": carried / 4 / lasted,
-            "links_lost": growth("mesh_links_closed"), "tree_changes": growth("mesh_tree_changes")}
+            "links_lost": growth("mesh_links_closed"), "why_lost": [line for text in after for line in lines(text, "mesh_links_closed")], "tree_changes": growth("mesh_tree_changes")}
 
 
 def subscribe(address, until):
@@ -171,8 +171,12 @@ def metrics(address):
         return connection.getresponse().read().decode()
 
 
+def lines(text, name):
+    return [line for line in text.splitlines() if re.match(rf"mqtt_st_quic_{name}(_total)?[{{ ]", line)]
+
+
 def values(text, name):
-    return [float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"mqtt_st_quic_{name}(_total)?[{{ ]", line)]
+    return [float(line.rpartition(" ")[2]) for line in lines(text, name)]
 
 
 def total(text, name):

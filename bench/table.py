@@ -63,7 +63,7 @@ def faults(runs):
 def brief(run):
     """One run in a line."""
     if "suback_ms" in run:
-        return (f"{run['bytes_per_second_each_way'] / 1e6:.2f} MB/s each way  SUBACK {of_all([run], 'suback_ms')} ms  {run['links_lost']:.0f} links lost  "
+        return (f"{run['bytes_per_second_each_way'] / 1e6:.2f} MB/s each way  SUBACK {of_all([run], 'suback_ms')} ms  {run['links_lost']:.0f} links lost{' (' + ', '.join(run['why_lost']) + ')' if run['links_lost'] else ''}  "
                 f"death noticed after {run['noticed_seconds']:.2f} s")
     report = run["report"]
     said = [f"lost {report['lost']}, twice {report['duplicated']}"]
