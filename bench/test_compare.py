@@ -108,7 +108,7 @@ class Faults(unittest.TestCase):
                 with open(program, "w") as file:
                     file.write(f"#!/bin/sh\nexec {sys.executable} {os.path.abspath(__file__)} --be '{fault}' \"$@\"\n")
                 os.chmod(program, 0o755)
-            return compare("single", "--only", "1 to 1, QoS 0", "--rounds", "1", "--seconds", "0.3", "--scratch", "--without-mosquitto",
+            return compare("single", "--only", "1 to 1, QoS 0", "--rounds", "1", "--seconds", "1", "--scratch", "--without-mosquitto",
                            "--peer", f"flashmq={program}")
 
     def assert_said(self, fault, expected):
