@@ -369,8 +369,9 @@ impl Router {
             QoS::ExactlyOnce if is_durable => true,
             QoS::AtLeastOnce | QoS::ExactlyOnce => {
                 let route = self.route(routes, topic, Some(publisher));
-                let is_logged =
-                    |mesh: &Arc<Replication>| mesh.is_durable() && route.elsewhere(topic, qos, mesh.interest()) != Elsewhere::default();
+                let is_logged = |mesh: &Arc<Replication>| {
+                    mesh.is_durable() && route.elsewhere(topic, qos, mesh.interest()) != Elsewhere::default()
+                };
                 retain || route.would_write() || self.mesh().is_some_and(is_logged)
             }
         };

@@ -466,7 +466,8 @@ impl Journal {
     fn awaits_replica_of(&self, heard: u64, number: u64) -> bool {
         let mut waiting = self.waiting.lock();
         let range = (heard.saturating_add(1), 0)..=(number, u64::MAX);
-        heard < number && [Reach::Known, Reach::Held].into_iter().any(|reach| waiting.of(reach).range(range.clone()).next().is_some())
+        heard < number
+            && [Reach::Known, Reach::Held].into_iter().any(|reach| waiting.of(reach).range(range.clone()).next().is_some())
     }
 
     /// All for whom what they wait for has come.
