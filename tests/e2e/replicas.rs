@@ -24,9 +24,9 @@ fn start(site: &Site, names: &[&str]) -> Vec<Broker> {
 }
 
 /// Until all sessions of all brokers have replicas.
-fn await_replicas(brokers: &[Broker]) {
+pub fn await_replicas<'a>(brokers: impl IntoIterator<Item = &'a Broker> + Clone) {
     wait_for("replicas of all sessions", || {
-        let sum = |name| brokers.iter().map(|broker| gauge(broker, name)).sum::<u64>();
+        let sum = |name| brokers.clone().into_iter().map(|broker| gauge(broker, name)).sum::<u64>();
         // There are others' sessions beside: those of publishers, which are kept as well.
         (sum("sessions_unreplicated") == 0 && sum("sessions_shadowed") == sum("sessions")).then_some(())
     });
