@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const QUOTA_EXCEEDED: u8 = 0x97;
 
 /// What the system says of the process.
-fn resident_bytes(broker: &Broker) -> u64 {
+pub fn resident_bytes(broker: &Broker) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", broker.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().strip_suffix("kB").unwrap().trim().parse::<u64>().unwrap() * 1_024

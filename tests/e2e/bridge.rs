@@ -3,11 +3,16 @@
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
-use crate::broker::{Broker, Site, wait_for};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::broker::{Broker, PATIENCE, Site, wait_for};
 use crate::certificates::Authority;
 use crate::client::{Client, Connect, Publish};
+use crate::crash::{Publisher, Subscriber};
 use crate::foreign::is_there;
 use crate::serve::get;
 use crate::wire::*;
@@ -564,6 +569,93 @@ fn is_served_once(is_mosquitto: bool) {
     assert_eq!(serving(&[&a, &b]).name, "b");
     there.expect_nothing();
     here.expect_nothing();
+}
+
+/// The brokers a and b have the bridge, clients are at c and at Mosquitto, and both sides speak all the time. Who serves the bridge is killed and comes back, then
+/// who stands by: on the other side each number comes once, in order.
+///
+/// `BRIDGE_NUMBERS` (500) says how many numbers each side says, `BRIDGE_SEED` repeats at which of them the brokers are killed.
+#[test]
+fn two_brokers_bridged_to_mosquitto_carry_each_message_once_through_a_kill_of_either() {
+    if !has_mosquitto() {
+        return;
+    }
+    let variable = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let half = variable("BRIDGE_NUMBERS").unwrap_or(500) / 2;
+    let seed = variable("BRIDGE_SEED").unwrap_or_else(rand::random);
+    let mut rng = StdRng::seed_from_u64(seed);
+    let version = if rng.random() { "mqttv50" } else { "mqttv311" };
+    println!("BRIDGE_SEED={seed} BRIDGE_NUMBERS={} {version}", 2 * half);
+    let (site, address) = (Site::new(), free_address());
+    let _far = Foreign::start(&site, true, address);
+    let configuration = |name: &str, peers: &[SocketAddr], priority: Option<u32>| {
+        let more = priority.map(|priority| {
+            let more = format!("takeover_after = \"20s\"\npriority = {priority}\nprotocol_version = \"{version}\"");
+            bridge(address, &["o out 2", "i in 2"], &more)
+        });
+        // A process is killed, not the machine.
+        site.configuration(name, peers) + &more.unwrap_or_default() + "[persistence]\nsync = \"os\"\n"
+    };
+    let mut brokers: Vec<Broker> = Vec::new();
+    let mut configurations: Vec<String> = Vec::new();
+    for (name, priority) in [("a", Some(1)), ("b", Some(2)), ("c", None)] {
+        site.certify("m", name, &[]);
+        let peers: Vec<_> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+        let text = configuration(name, &peers, priority);
+        brokers.push(site.start(name, &text));
+        let listen = format!("listen = \"{}\"", brokers.last().unwrap().address_of("mesh"));
+        configurations.push(text.replace("listen = \"127.0.0.1:0\"", &listen));
+    }
+    let settle = |brokers: &[Broker]| crate::mesh::settle(&brokers.iter().collect::<Vec<_>>());
+    settle(&brokers);
+    assert_eq!(serving(&[&brokers[0], &brokers[1]]).name, "a");
+    wait_for_bridge(&brokers[0]);
+
+    let at_c = brokers[2].address();
+    let connect = |version, id: &str| Connect::new(version).id(id).resume(u32::MAX);
+    let mut out = (Publisher::new(connect(5, "near-speaker"), "o", 2, seed), Subscriber::new(connect(4, "there"), "o", 2));
+    let mut back = (Publisher::new(connect(4, "far-speaker"), "i", 2, !seed), Subscriber::new(connect(5, "here"), "i", 2));
+    out.1.subscribe(address);
+    back.1.subscribe(at_c);
+    for publisher in [&mut out.0, &mut back.0] {
+        (publisher.end, publisher.pause) = (0, Duration::from_millis(20));
+        // More Mosquitto does not take at once.
+        publisher.window = 20;
+    }
+    let speak = |publisher: &mut Publisher, at, more: u64| {
+        publisher.end += more;
+        publisher.run(at, &AtomicBool::new(false)).unwrap_or_else(|| panic!("the broker at {at} has closed the connection"));
+    };
+    let deadline = Instant::now() + 2 * PATIENCE;
+    std::thread::scope(|scope| {
+        let [there, here] = [(&mut out.1, address), (&mut back.1, at_c)].map(|(subscriber, at)| {
+            // The last number of all is said when all else is over.
+            scope.spawn(move || {
+                subscriber.run(at, 2 * half + 1, deadline).unwrap_or_else(|| panic!("the broker at {at} has closed the connection"))
+            })
+        });
+        for (victim, name) in ["a", "b"].into_iter().enumerate() {
+            let crossed = |a: &Broker| metric(a, "messages_sent") + metric(a, "messages_received");
+            let moment = crossed(&brokers[0]) + rng.random_range(0..half);
+            std::thread::scope(|scope| {
+                scope.spawn(|| speak(&mut out.0, at_c, half));
+                scope.spawn(|| speak(&mut back.0, address, half));
+                wait_for("numbers that cross", || (crossed(&brokers[0]) >= moment).then_some(()));
+                brokers.remove(victim).kill();
+                brokers.insert(victim, site.start(name, &configurations[victim]));
+                settle(&brokers);
+                assert_eq!(serving(&[&brokers[0], &brokers[1]]).name, "a");
+            });
+        }
+        speak(&mut out.0, at_c, 1);
+        speak(&mut back.0, address, 1);
+        [there, here].into_iter().for_each(|one| one.join().unwrap());
+    });
+    let all: Vec<u64> = (0..=2 * half).collect();
+    for (what, Subscriber { delivered, .. }) in [("out", &out.1), ("in", &back.1)] {
+        let wrong = delivered.iter().zip(&all).find(|(got, expected)| got != expected);
+        assert!(*delivered == all, "{what}: {} came, the first that is wrong: {wrong:?}", delivered.len());
+    }
 }
 
 #[test]

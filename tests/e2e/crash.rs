@@ -16,7 +16,7 @@ use crate::broker::{PATIENCE, Site};
 use crate::client::{Connect, Publish};
 use crate::wire::*;
 
-/// Messages that a publisher has open at once.
+/// Messages that a publisher has open at once, unless it is said otherwise.
 const WINDOW: usize = 40;
 
 /// A connection that may end at any moment.
@@ -96,6 +96,8 @@ pub struct Publisher {
     pub end: u64,
     /// After each burst.
     pub pause: Duration,
+    /// Messages that it has open at once.
+    pub window: usize,
     last_id: u16,
     rng: StdRng,
 }
@@ -113,9 +115,15 @@ impl Publisher {
             next: 0,
             end: u64::MAX,
             pause: Duration::ZERO,
+            window: WINDOW,
             last_id: 0,
             rng,
         }
+    }
+
+    /// The numbers of its messages that are not acknowledged through all steps.
+    pub fn open(&self) -> Vec<u64> {
+        self.open.iter().map(|(_, number, _)| *number).collect()
     }
 
     fn packet(&mut self, id: u16, number: u64, dup: bool) -> Vec<u8> {
@@ -137,9 +145,9 @@ impl Publisher {
             if is_last && self.open.is_empty() {
                 return Some(());
             }
-            let burst = self.rng.random_range(1..=WINDOW);
+            let burst = self.rng.random_range(1..=self.window);
             for _ in 0..burst {
-                if is_last || self.open.len() >= WINDOW || self.next >= self.end {
+                if is_last || self.open.len() >= self.window || self.next >= self.end {
                     break;
                 }
                 self.last_id = self.last_id.checked_add(1).unwrap_or(1);

@@ -48,6 +48,45 @@ const GONE_FOR: Duration = Duration::from_secs(3);
 /// At the end of a long run a broker may have many minutes of others' messages to catch up with.
 const SETTLING_MAX: Duration = Duration::from_secs(180);
 
+/// What a broker may take, as it is configured.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// `mesh.replay_log_bytes`.
+    replay_log_mib: u64,
+    /// `limits.memory_limit`: what bounds the process as a whole, whatever it is taken for.
+    memory_mib: u64,
+    /// What is needed on the disk for sessions: nobody is away for more than ten seconds (a partition), and of that time's messages there are never more, heads and
+    /// what else is written of them included.
+    sessions_mib: u64,
+}
+
+/// Of runs of seconds.
+const SHORT: Bounds = Bounds { replay_log_mib: 16, memory_mib: 256, sessions_mib: 8 };
+
+/// Of those of minutes: the replay log is as large as it is by default.
+const LONG: Bounds = Bounds { replay_log_mib: 256, memory_mib: 2_048, sessions_mib: 128 };
+
+impl Bounds {
+    fn memory_bytes(self) -> u64 {
+        self.memory_mib << 20
+    }
+
+    /// The log on the disk holds twice what is needed, and 32 MiB; needed are sessions, and of the replay log, in the minutes after a restart, three times its size.
+    fn disk_bytes(self) -> u64 {
+        (2 * (3 * self.replay_log_mib + self.sessions_mib) + 32) << 20
+    }
+
+    fn configure(self, configuration: &str) -> String {
+        let Self { replay_log_mib, memory_mib, .. } = self;
+        // What waits for a client that is away must not be what is lost here.
+        let limits =
+            format!("[limits]\nmax_queued_messages = 5000000\nmax_queued_bytes = \"2GiB\"\nmemory_limit = \"{memory_mib}MiB\"\n");
+        let log = format!("replay_log_bytes = \"{replay_log_mib}MiB\"\nsubscribe_ack");
+        // Of the largest packets the log must hold some.
+        configuration.replacen("subscribe_ack", &log, 1) + &limits + "max_packet_size = \"1MiB\"\n"
+    }
+}
+
 /// What may happen to a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -118,6 +157,7 @@ struct Lab {
     paths: Vec<MeshPath>,
     /// By moment and order.
     ahead: BTreeMap<(Instant, usize), Step>,
+    bounds: Bounds,
     /// The last, for the others have files in it.
     site: Site,
 }
@@ -142,7 +182,7 @@ fn local(port: u16) -> SocketAddr {
 }
 
 impl Lab {
-    fn new(shape: Shape, count: usize) -> Self {
+    fn new(shape: Shape, count: usize, bounds: Bounds) -> Self {
         let site = Site::new();
         let meshes: Vec<SocketAddr> = (0..count).map(|_| local(port())).collect();
         let ends = |dialler: usize| -> Vec<usize> {
@@ -164,12 +204,10 @@ impl Lab {
                 .configuration(&name, &peers.collect::<Vec<_>>())
                 .replacen("[[listener]]\nbind = \"127.0.0.1:0\"", &format!("[[listener]]\nbind = \"{address}\""), 1)
                 .replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"{}\"", meshes[place]), 1);
-            // What waits for a client that is away must not be what is lost here.
-            let limits = "[limits]\nmax_queued_messages = 5000000\nmax_queued_bytes = \"2GiB\"\n";
-            let configuration = configuration + limits;
+            let configuration = bounds.configure(&configuration);
             Member { name, configuration, address, broker: None, is_stopped: false, resident_max_kib: 0 }
         });
-        let mut lab = Self { members: members.collect(), paths, site, ahead: BTreeMap::new() };
+        let mut lab = Self { members: members.collect(), paths, site, ahead: BTreeMap::new(), bounds };
         (0..count).for_each(|place| lab.take(Step::Start(place)));
         lab
     }
@@ -311,13 +349,16 @@ impl Lab {
         });
     }
 
-    /// What the brokers took of the machine, and whether they are content with themselves.
+    /// What the brokers took of the machine, which must be within bounds, and whether they are content with themselves.
     fn report(&mut self) {
         for member in &mut self.members {
             member.measure();
             let log = member.broker.as_ref().unwrap().log();
             let disk_bytes = bytes_below(&self.site.path().join(&member.name));
             println!("{}: at most {} KiB of memory, {} KiB on disk", member.name, member.resident_max_kib, disk_bytes / 1024);
+            let (resident_bytes, bounds) = (member.resident_max_kib * 1024, self.bounds);
+            assert!((1..=bounds.memory_bytes()).contains(&resident_bytes), "{}: {resident_bytes} bytes of memory", member.name);
+            assert!(disk_bytes <= bounds.disk_bytes(), "{}: {disk_bytes} bytes on disk", member.name);
             assert!(!log.contains("panicked"), "{}: {log}", member.name);
         }
     }
@@ -427,7 +468,7 @@ fn endure(lab: &mut Lab, plan: MeshPlan, faults: &[(Fault, Duration)], victims: 
 fn bad_links(shape: Shape, hears_half: bool) {
     let seed = seed();
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut lab = Lab::new(shape, 5);
+    let mut lab = Lab::new(shape, 5, SHORT);
     let everybody = [0, 1, 2, 3, 4];
     let plan = clients(&lab, &everybody, 150.0, hears_half);
     let faults = [Fault::OneWay, Fault::Flap, Fault::Cut, Fault::Stop].map(|fault| (fault, Duration::from_secs(2)));
@@ -449,7 +490,7 @@ fn five_brokers_in_a_full_mesh_keep_the_contract_while_links_fail() {
 fn a_partition_that_heals_costs_nothing() {
     let seed = seed();
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut lab = Lab::new(Shape::Cycle, 4);
+    let mut lab = Lab::new(Shape::Cycle, 4, SHORT);
     let run = begin(clients(&lab, &[0, 1, 2, 3], 150.0, false));
     let what = lab.part(Instant::now(), GONE_FOR, &mut rng);
     run.note(what);
@@ -465,7 +506,7 @@ fn a_partition_that_heals_costs_nothing() {
 fn brokers_that_are_killed_on_the_way_cost_nothing() {
     let seed = seed();
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut lab = Lab::new(Shape::Full, 5);
+    let mut lab = Lab::new(Shape::Full, 5, SHORT);
     let plan = clients(&lab, &[1, 3, 4], 150.0, false);
     let faults = [(Fault::Kill, GONE_FOR); 3];
     let account = endure(&mut lab, plan, &faults, &[0, 2], &mut rng);
@@ -489,7 +530,7 @@ fn ten_minutes_of_faults() {
     let faults: Vec<Fault> = ALL_FAULTS.into_iter().filter(|(name, _)| is_named(*name)).map(|(_, fault)| fault).collect();
     let timetable: Vec<_> = (0..seconds / 5).map(|_| (*faults.choose(&mut rng).unwrap(), FAULT_EVERY)).collect();
     let everybody = [0, 1, 2, 3, 4];
-    let mut lab = Lab::new(shape, everybody.len());
+    let mut lab = Lab::new(shape, everybody.len(), LONG);
     let plan = clients(&lab, &everybody, variable("LEDGER_RATE").unwrap_or(2_000.0), false);
     let account = endure(&mut lab, plan, &timetable, &everybody, &mut rng);
     assert_contract(&account, seed);
@@ -502,7 +543,7 @@ fn ten_minutes_of_faults() {
 fn koziolek() {
     let seconds = variable("LEDGER_SECONDS").unwrap_or(180_u32);
     let qos = if variable("LEDGER_QOS").unwrap_or(1_u8) == 1 { QoS::AtLeastOnce } else { QoS::ExactlyOnce };
-    let mut lab = Lab::new(Shape::Full, 3);
+    let mut lab = Lab::new(Shape::Full, 3, LONG);
     let subscribers = [[1, 0, 2], [2, 0, 1]].map(|at| Subscribing { at: at.to_vec(), hears: None });
     let plan = MeshPlan {
         publishers: vec![Publishing { at: vec![0], qos }],
@@ -533,7 +574,7 @@ fn koziolek() {
 #[test]
 #[ignore = "minutes"]
 fn a_million_messages_of_qos_2_each_way_between_three_brokers() {
-    let mut lab = Lab::new(Shape::Full, 3);
+    let mut lab = Lab::new(Shape::Full, 3, LONG);
     let plan = MeshPlan {
         count: Some(variable("LEDGER_COUNT").unwrap_or(1_000_000)),
         window: NonZeroU16::new(500).unwrap(),
@@ -559,7 +600,7 @@ fn a_million_messages_of_qos_2_each_way_between_three_brokers() {
 fn a_rolling_restart_costs_nothing() {
     let seed = seed();
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut lab = Lab::new(Shape::Full, 5);
+    let mut lab = Lab::new(Shape::Full, 5, SHORT);
     let everybody = [0, 1, 2, 3, 4];
     let plan = clients(&lab, &everybody, variable("LEDGER_RATE").unwrap_or(150.0), false);
     let account = endure(&mut lab, plan, &[(Fault::Roll, 6 * DEAD_FOR)], &everybody, &mut rng);
@@ -571,7 +612,7 @@ fn a_rolling_restart_costs_nothing() {
 fn brokers_with_clients_that_are_killed_lose_nothing() {
     let seed = seed();
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut lab = Lab::new(Shape::Full, 3);
+    let mut lab = Lab::new(Shape::Full, 3, SHORT);
     let plan = clients(&lab, &[0, 1, 2], variable("LEDGER_RATE").unwrap_or(150.0), false);
     let faults = vec![(Fault::Kill, GONE_FOR); variable("LEDGER_SECONDS").unwrap_or(9) / 3];
     let account = endure(&mut lab, plan, &faults, &[0, 1, 2], &mut rng);

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::broker::{Broker, PATIENCE, Site, assert_serves, run, wait_for};
 use crate::client::{Client, Publish};
+use crate::relay::{BOTH, Relay};
 
 /// Starts brokers that each dial all before them.
 pub fn start_all(site: &Site, names: &[&str]) -> Vec<Broker> {
@@ -96,10 +97,20 @@ fn a_full_mesh_delivers_once_and_survives_its_root() {
 
 /// Brokers that each dial the one before them: the last is as many hops from the first as there are others.
 fn line(site: &Site, names: &[&str], change: impl Fn(String) -> String) -> Vec<Broker> {
+    line_over(site, names, |address| address, change)
+}
+
+/// Likewise, each where `path` says that the one before it is reached.
+fn line_over(
+    site: &Site,
+    names: &[&str],
+    mut path: impl FnMut(SocketAddr) -> SocketAddr,
+    change: impl Fn(String) -> String,
+) -> Vec<Broker> {
     let mut brokers: Vec<Broker> = Vec::new();
     for name in names {
         site.certify("m", name, &[]);
-        let peers: Vec<SocketAddr> = brokers.last().map(|broker| broker.address_of("mesh")).into_iter().collect();
+        let peers: Vec<SocketAddr> = brokers.last().map(|broker| path(broker.address_of("mesh"))).into_iter().collect();
         brokers.push(site.start(name, &change(site.configuration(name, &peers))));
     }
     settle(&brokers.iter().collect::<Vec<_>>());
@@ -139,6 +150,24 @@ fn what_is_published_three_hops_away_behind_a_suback_of_the_mesh_arrives() {
     );
 }
 
+/// Publishes at one broker until what is published comes to a new subscription at another: how long after its SUBACK messages were still missed. From the first
+/// on that comes all come.
+fn window(publisher: &mut Client, subscriber: &mut Client, topic: &str) -> Duration {
+    subscriber.subscribe(&[(topic, 0)]);
+    let (begun, mut said_at) = (Instant::now(), Vec::new());
+    let first = loop {
+        assert!(begun.elapsed() < PATIENCE, "nothing comes of {} messages", said_at.len());
+        said_at.push(begun.elapsed());
+        publisher.say(topic, &(said_at.len() - 1).to_string());
+        if let Some(received) = subscriber.receive_within(Duration::from_millis(1)) {
+            break received.unwrap().text().parse::<usize>().unwrap();
+        }
+    };
+    let expected: Vec<String> = (first + 1..said_at.len()).map(|number| number.to_string()).collect();
+    assert_eq!(subscriber.take_messages(expected.len()), expected);
+    said_at[first]
+}
+
 /// Without the wait: how long after the SUBACK messages from there are still missed. From the first on that comes all come.
 #[test]
 fn what_is_published_three_hops_away_behind_a_suback_of_one_broker_arrives_soon() {
@@ -149,19 +178,7 @@ fn what_is_published_three_hops_away_behind_a_suback_of_one_broker_arrives_soon(
     let mut windows: Vec<Duration> = Vec::new();
     for round in 0..suback_rounds() {
         let topic = format!("race/{round}");
-        subscriber.subscribe(&[(&topic, 0)]);
-        let (begun, mut said_at) = (Instant::now(), Vec::new());
-        let first = loop {
-            assert!(begun.elapsed() < PATIENCE, "nothing comes of {} messages", said_at.len());
-            said_at.push(begun.elapsed());
-            publisher.say(&topic, &(said_at.len() - 1).to_string());
-            if let Some(received) = subscriber.receive_within(Duration::from_millis(1)) {
-                break received.unwrap().text().parse::<usize>().unwrap();
-            }
-        };
-        windows.push(said_at[first]);
-        let expected: Vec<String> = (first + 1..said_at.len()).map(|number| number.to_string()).collect();
-        assert_eq!(subscriber.take_messages(expected.len()), expected);
+        windows.push(window(&mut publisher, &mut subscriber, &topic));
     }
     windows.sort_unstable();
     println!(
@@ -170,6 +187,52 @@ fn what_is_published_three_hops_away_behind_a_suback_of_one_broker_arrives_soon(
         windows[windows.len() / 2],
         windows[windows.len() - 1]
     );
+}
+
+/// Over far paths the delays count, and nothing else: what a client subscribes to is known h hops away one delay a hop later, and that it is known has come back
+/// after as long again. `HOP_ROUNDS` (6) says how often each is tried.
+#[test]
+fn a_subscription_is_known_at_each_hop_one_delay_later() {
+    const DELAY: Duration = Duration::from_millis(50);
+    // What takes a few milliseconds where paths take none, of brokers that were built for tests, on a machine that has more to do.
+    const COMPUTING: Duration = Duration::from_millis(50);
+    let rounds: usize = std::env::var("HOP_ROUNDS").map_or(6, |text| text.parse().unwrap());
+    let mut relays = Vec::new();
+    let mut far = |address| {
+        let relay = Relay::start(address);
+        relay.set(&BOTH, |conditions| conditions.delay = DELAY);
+        relays.push(relay);
+        relays.last().unwrap().address()
+    };
+    let local = |text: String| text.replace("subscribe_ack = \"mesh\"", "subscribe_ack = \"local\"");
+    let (site, site_of_two) = (Site::new(), Site::new());
+    // The last of the line does not wait, all others do.
+    let is_last = |text: &String| text.contains("name = \"d\"");
+    let four = line_over(&site, &["a", "b", "c", "d"], &mut far, |text| if is_last(&text) { local(text) } else { text });
+    let two = line_over(&site_of_two, &["a", "b"], &mut far, |text| text);
+    let judge = |what: &str, hops: u32, delays: u32, mut times: Vec<Duration>| {
+        times.sort_unstable();
+        let (median, most) = (times[times.len() / 2], times[times.len() - 1]);
+        println!("{what}, {hops} hops of {DELAY:?}: {median:?}, at most {most:?}; the delays alone: {:?}", DELAY * delays);
+        assert!(times[0] > DELAY * delays * 4 / 5, "{what} at {hops} hops: {times:?} is before it can have come");
+        assert!(median < DELAY * delays * 3 / 2 + COMPUTING, "{what} at {hops} hops: {times:?}");
+    };
+    // As many hops as to the farthest.
+    for (hops, broker) in [(1, &two[0]), (2, &four[1]), (3, &four[0])] {
+        let mut subscriber = Client::new(broker, 5);
+        let time = |round| {
+            let begun = Instant::now();
+            subscriber.subscribe(&[(&format!("far/{round}"), 1)]);
+            begun.elapsed()
+        };
+        judge("SUBACK of the mesh after", hops, 2 * hops, (0..rounds).map(time).collect());
+    }
+    let mut subscriber = Client::new(&four[3], 5);
+    for (hops, broker) in [(1, &four[2]), (2, &four[1]), (3, &four[0])] {
+        let mut publisher = Client::new(broker, 5);
+        let mut time = |round| window(&mut publisher, &mut subscriber, &format!("race/{hops}/{round}"));
+        judge("after a SUBACK of one broker missed for", hops, hops, (0..rounds).map(&mut time).collect());
+    }
 }
 
 #[test]

@@ -2,13 +2,15 @@
 //! and nothing comes twice.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::broker::{Broker, Site, wait_for};
+use crate::bounds::resident_bytes;
+use crate::broker::{Broker, PATIENCE, Site, wait_for};
 use crate::client::{Client, Publish};
 use crate::mesh::{settle, start_all};
-use crate::relay::{BOTH, Relay, Way};
+use crate::relay::{BOTH, Conditions, Relay, Way};
 use crate::wire::kind;
 
 /// Broker `b` dials `a` over a relay.
@@ -287,6 +289,124 @@ fn a_stopped_broker_is_left_out_and_comes_back() {
         missed.said = flow.said;
         missed.assert_heard();
     }
+}
+
+/// What one who hears everything has heard: when, of which QoS, which number.
+type Heard = Vec<(Instant, u8, usize)>;
+
+/// Takes what comes until all of QoS 1 that is said has come and nothing more is said.
+fn hear(mut subscriber: Client, said: &AtomicUsize, is_over: &AtomicBool) -> Heard {
+    let mut heard = Heard::new();
+    let (mut of_qos_1, mut quiet) = (0, Instant::now());
+    while !is_over.load(Ordering::Acquire) || of_qos_1 < said.load(Ordering::Acquire) {
+        assert!(quiet.elapsed() < PATIENCE, "nothing comes: {of_qos_1} of {said:?} at QoS 1");
+        let Some(received) = subscriber.receive_within(Duration::from_millis(20)) else { continue };
+        let received = received.expect("the subscriber's connection");
+        assert_eq!(received.kind, kind::PUBLISH);
+        quiet = Instant::now();
+        let number = received.text().split(' ').next().unwrap().parse().unwrap();
+        heard.push((quiet, received.qos(), number));
+        of_qos_1 += usize::from(received.qos() == 1);
+        subscriber.acknowledge(&received);
+    }
+    heard
+}
+
+/// The longest time that nothing of this QoS came.
+fn gap(heard: &Heard, qos: u8, (from, to): (Instant, Instant)) -> Duration {
+    let times = heard.iter().filter(|(at, of, _)| *of == qos && (from..to).contains(at)).map(|(at, ..)| *at);
+    let times: Vec<Instant> = [from].into_iter().chain(times).chain([to]).collect();
+    times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap()
+}
+
+/// A path that carries a fortieth of what is said, then nothing, then holds all back: who subscribes at the publishers' broker and behind another link notices
+/// nothing, the broker's memory has a bound, and when all is well it has what it was owed. `PATH_SECONDS` (2) says how long each lasts.
+#[test]
+fn a_slow_link_slows_nobody_else() {
+    const BYTES: usize = 1_000;
+    // What is said of QoS 0 in a second, and of QoS 1.
+    const RATES: [u32; 2] = [2_000, 100];
+    const GAP_MAX: Duration = Duration::from_millis(500);
+    // What is on its way over a link is a part of that while the path is slow.
+    const GROWTH_MAX: u64 = 8 << 20;
+    let seconds = std::env::var("PATH_SECONDS").map_or(2, |text| text.parse().unwrap());
+    let site = Site::new();
+    ["a", "b", "c"].iter().for_each(|name| site.certify("m", name, &[]));
+    // The root whatever becomes of the link; its rings are full before anything happens.
+    let more = "replay_log_bytes = \"4MiB\"\npriority = 4096\n[limits]\nmax_packet_size = \"64KiB\"\n";
+    let a = site.start("a", &(site.configuration("a", &[]) + more));
+    let relay = Relay::start(a.address_of("mesh"));
+    let b = site.start("b", &site.configuration("b", &[relay.address()]));
+    let c = site.start("c", &site.configuration("c", &[a.address_of("mesh")]));
+    settle(&[&a, &b, &c]);
+    let subscribers = [&a, &b, &c].map(|broker| {
+        let mut subscriber = Client::new(broker, 5);
+        subscriber.subscribe(&[("many", 0), ("sure", 1)]);
+        subscriber
+    });
+    let said = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let [is_said, is_over] = [AtomicBool::new(false), AtomicBool::new(false)];
+    let mut waits: Vec<Duration> = Vec::new();
+    let mut spans = Vec::new();
+    let (mut before, mut after) = (0, 0);
+    let heard = thread::scope(|scope| {
+        let (sure, is_over) = (&said[1], &is_over);
+        let hearing = subscribers.map(|subscriber| scope.spawn(move || hear(subscriber, sure, is_over)));
+        let speaking = [0_u8, 1].map(|qos| {
+            let (mut publisher, said, is_said) = (Client::new(&a, 5), &said[usize::from(qos)], &is_said);
+            scope.spawn(move || {
+                let (begun, mut slowest, topic) = (Instant::now(), Duration::ZERO, ["many", "sure"][usize::from(qos)]);
+                for number in 0.. {
+                    if is_said.load(Ordering::Acquire) {
+                        break;
+                    }
+                    let due = begun + Duration::from_secs(1) * number / RATES[usize::from(qos)];
+                    thread::sleep(due.saturating_duration_since(Instant::now()));
+                    let payload = format!("{number} {}", "x".repeat(BYTES));
+                    let asked = Instant::now();
+                    publisher.publish(Publish { topic, payload: &payload, qos, ..Publish::default() });
+                    said.fetch_add(1, Ordering::AcqRel);
+                    slowest = slowest.max(asked.elapsed());
+                }
+                slowest
+            })
+        });
+        // What is the same with all links well is there before: full rings, buffers, threads.
+        thread::sleep(Duration::from_secs(seconds));
+        before = resident_bytes(&a);
+        for what in ["slow", "cut", "held up"] {
+            let from = Instant::now();
+            relay.set(&BOTH, |conditions| match what {
+                "slow" => (conditions.rate, conditions.queue_bytes) = (Some(50_000), 10_000),
+                "cut" => conditions.is_cut = true,
+                _ => (conditions.is_cut, conditions.is_held) = (false, true),
+            });
+            thread::sleep(Duration::from_secs(seconds));
+            spans.push((what, (from, Instant::now())));
+        }
+        after = resident_bytes(&a);
+        relay.set(&BOTH, |conditions| *conditions = Conditions::default());
+        is_said.store(true, Ordering::Release);
+        waits.extend(speaking.map(|one| one.join().unwrap()));
+        is_over.store(true, Ordering::Release);
+        hearing.map(|one| one.join().unwrap())
+    });
+    for (what, span) in spans {
+        let gaps: Vec<Duration> = [&heard[0], &heard[2]].iter().flat_map(|heard| [0, 1].map(|qos| gap(heard, qos, span))).collect();
+        println!("{what}: longest gaps at the publishers' broker and behind the other link {gaps:?}");
+        assert!(gaps.iter().all(|gap| *gap < GAP_MAX), "{what}: {gaps:?}");
+    }
+    println!("{said:?} said; slowest publish {waits:?}; memory {before} bytes, then {after}");
+    assert!(waits.iter().all(|wait| *wait < GAP_MAX), "publishers waited: {waits:?}");
+    assert!(after < before + GROWTH_MAX, "memory grew from {before} to {after} bytes");
+    for (broker, heard) in ["a", "b", "c"].iter().zip(&heard) {
+        let of = |qos| heard.iter().filter(move |(_, of, _)| *of == qos).map(|(.., number)| *number).collect::<Vec<usize>>();
+        assert!(of(1) == (0..said[1].load(Ordering::Acquire)).collect::<Vec<_>>(), "{broker}: QoS 1 is not whole and in order");
+        assert!(of(0).windows(2).all(|pair| pair[0] < pair[1]), "{broker}: QoS 0 in order, once");
+        println!("{broker}: {} of QoS 0", of(0).len());
+    }
+    let narrow = heard[1].iter().filter(|(_, qos, _)| *qos == 0).count();
+    assert!(narrow < said[0].load(Ordering::Acquire), "the path carried all there was to say");
 }
 
 #[test]

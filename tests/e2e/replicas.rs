@@ -1,6 +1,6 @@
 //! Sessions with replicas (`session_replicas`): a broker is killed, and its clients go on elsewhere, with nothing lost and at QoS 2 nothing twice.
 //!
-//! `REPLICA_ROUNDS` (2) says how often, `REPLICA_SEED` repeats a run.
+//! `REPLICA_ROUNDS` (2) says how often, `REPLICA_SEED` repeats a run, `REPLICA_WAITING` (1,000) says how many messages wait.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,9 @@ use rand::{RngExt, SeedableRng};
 use crate::broker::{Broker, PATIENCE, Site, wait_for};
 use crate::client::Connect;
 use crate::crash::{Publisher, Subscriber};
+use crate::drain::drain;
 use crate::mesh::{settle, start_all};
-use crate::serve::get;
+use crate::serve::{counter, gauge};
 
 fn start(site: &Site, names: &[&str]) -> Vec<Broker> {
     let brokers = start_all(site, names);
@@ -22,19 +23,23 @@ fn start(site: &Site, names: &[&str]) -> Vec<Broker> {
     brokers
 }
 
-fn gauge(broker: &Broker, name: &str) -> u64 {
-    let page = get(broker.address_of("health"), "/metrics");
-    let line = page.lines().find_map(|line| line.strip_prefix(&format!("mqtt_st_quic_{name} ")));
-    line.unwrap_or_else(|| panic!("no {name}: {page}")).parse::<f64>().unwrap() as u64
-}
-
 /// Until all sessions of all brokers have replicas.
-fn await_replicas(brokers: &[Broker]) {
+pub fn await_replicas<'a>(brokers: impl IntoIterator<Item = &'a Broker> + Clone) {
     wait_for("replicas of all sessions", || {
-        let sum = |name| brokers.iter().map(|broker| gauge(broker, name)).sum::<u64>();
+        let sum = |name| brokers.clone().into_iter().map(|broker| gauge(broker, name)).sum::<u64>();
         // There are others' sessions beside: those of publishers, which are kept as well.
         (sum("sessions_unreplicated") == 0 && sum("sessions_shadowed") == sum("sessions")).then_some(())
     });
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+fn seeded() -> StdRng {
+    let seed = variable("REPLICA_SEED").unwrap_or_else(rand::random);
+    println!("REPLICA_SEED={seed}");
+    StdRng::seed_from_u64(seed)
 }
 
 fn connect(id: &str) -> Connect {
@@ -87,11 +92,9 @@ impl Clients {
 /// The broker of the subscribers is killed while messages come; they go elsewhere, and it comes back. Session Present is true each time: the clients insist on it.
 #[test]
 fn a_broker_is_killed_and_its_sessions_go_on_elsewhere() {
-    let variable = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let rounds = variable("REPLICA_ROUNDS").unwrap_or(2);
-    let seed = variable("REPLICA_SEED").unwrap_or_else(rand::random);
-    println!("REPLICA_SEED={seed} REPLICA_ROUNDS={rounds}");
-    let mut rng = StdRng::seed_from_u64(seed);
+    println!("REPLICA_ROUNDS={rounds}");
+    let mut rng = seeded();
     let site = Site::new();
     let names = ["a", "b", "c"];
     let mut brokers = start(&site, &names);
@@ -146,7 +149,7 @@ fn a_broker_is_killed_and_its_sessions_go_on_elsewhere() {
 fn a_broker_with_replicas_is_killed_and_nobody_notices() {
     let site = Site::new();
     let mut brokers = start(&site, &["a", "b", "c"]);
-    let mut rng = StdRng::seed_from_u64(rand::random());
+    let mut rng = seeded();
     let mut clients = Clients::new(&brokers[0], &mut rng);
     let stop = AtomicBool::new(false);
     let address = brokers[0].address();
@@ -174,4 +177,93 @@ fn a_broker_with_replicas_is_killed_and_nobody_notices() {
         stop.store(true, Ordering::Relaxed);
     });
     clients.check(&brokers[0]);
+}
+
+/// How the broker with the sessions goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Killed,
+    /// Stopped in order, which hands no session over: it may be back at once.
+    Terminated,
+    /// Left in order, which does.
+    Drained,
+}
+
+/// A thousand messages of each QoS wait for clients that are away while their broker goes: at another broker they arrive in their order, each once.
+/// When the old one is back nothing comes again.
+fn what_waits_is_served_elsewhere(end: End) {
+    let waiting = variable("REPLICA_WAITING").unwrap_or(1_000);
+    let mut rng = seeded();
+    let site = Site::new();
+    let names = ["a", "b", "c"];
+    let mut brokers = start(&site, &names);
+    let mesh: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+    let mut clients = Clients::new(&brokers[0], &mut rng);
+    let at_c = brokers[2].address();
+    let publish = |publishers: &mut [Publisher], more: u64| {
+        thread::scope(|scope| {
+            for publisher in publishers {
+                (publisher.end, publisher.pause) = (publisher.next + more, Duration::ZERO);
+                scope.spawn(move || publisher.run(at_c, &AtomicBool::new(false)).expect("the publishers' broker is gone"));
+            }
+        });
+    };
+    publish(&mut clients.publishers, waiting);
+    wait_for("messages to wait", || (counter(&brokers[0], "mesh_messages_received") >= 2 * waiting).then_some(()));
+    await_replicas(&brokers);
+
+    let mut old = brokers.remove(0);
+    match end {
+        End::Killed => old.kill(),
+        End::Terminated => {
+            old.signal("TERM");
+            assert_eq!(old.wait().code(), Some(0), "{}", old.log());
+        }
+        End::Drained => {
+            let said = drain(&site, &old, &["--notice", "0ms"]);
+            assert_eq!((said.code, old.wait().code()), (Some(0), Some(0)), "{said:?}");
+        }
+    }
+    let place = rng.random_range(0..2);
+    let (address, gone) = (brokers[place].address(), Instant::now());
+    for subscriber in &mut clients.subscribers {
+        let deadline = Instant::now() + PATIENCE;
+        while (subscriber.seen.len() as u64) < waiting && Instant::now() < deadline {
+            // Its session may be refused for a moment; that it is there is insisted on.
+            let _ = subscriber.run(address, waiting, deadline);
+        }
+        let all: Vec<u64> = (0..waiting).collect();
+        let wrong = subscriber.delivered.iter().zip(&all).find(|(got, expected)| got != expected);
+        assert!(subscriber.delivered == all, "QoS {}: {wrong:?}, {} came", subscriber.qos, subscriber.delivered.len());
+    }
+    println!("{end:?}: all is there {:?} later, at {}", gone.elapsed(), brokers[place].name);
+    let sum = |brokers: &[Broker], name| brokers.iter().map(|broker| counter(broker, name)).sum::<u64>();
+    let promoted = if end == End::Drained { 0 } else { 2 };
+    assert_eq!((sum(&brokers, "sessions_promoted"), sum(&brokers, "sessions_unreachable")), (promoted, 0));
+
+    // What comes twice would come before what is published last.
+    let listen = format!("listen = \"{}\"", mesh[0]);
+    let again = site.configuration(names[0], &mesh[1..]).replace("listen = \"127.0.0.1:0\"", &listen);
+    brokers.insert(0, site.start(names[0], &again));
+    settle(&brokers.iter().collect::<Vec<_>>());
+    publish(&mut clients.publishers, 1);
+    clients.check(&brokers[0]);
+    wait_for("one session of each client", || {
+        (brokers.iter().map(|broker| gauge(broker, "sessions")).sum::<u64>() == 4).then_some(())
+    });
+}
+
+#[test]
+fn what_waits_at_a_broker_that_is_killed_is_served_by_another() {
+    what_waits_is_served_elsewhere(End::Killed);
+}
+
+#[test]
+fn what_waits_at_a_broker_that_is_stopped_is_served_by_another() {
+    what_waits_is_served_elsewhere(End::Terminated);
+}
+
+#[test]
+fn what_waits_at_a_broker_that_is_drained_is_served_by_another() {
+    what_waits_is_served_elsewhere(End::Drained);
 }

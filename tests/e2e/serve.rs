@@ -19,6 +19,18 @@ pub fn get(address: SocketAddr, path: &str) -> String {
     answer
 }
 
+/// A level that `/metrics` shows.
+pub fn gauge(broker: &Broker, name: &str) -> u64 {
+    let page = get(broker.address_of("health"), "/metrics");
+    let line = page.lines().find_map(|line| line.strip_prefix(&format!("mqtt_st_quic_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name}: {page}")).parse::<f64>().unwrap() as u64
+}
+
+/// What a broker has counted.
+pub fn counter(broker: &Broker, name: &str) -> u64 {
+    gauge(broker, &format!("{name}_total"))
+}
+
 #[test]
 fn a_broker_tells_where_it_is_and_how_it_is() {
     let site = Site::new();

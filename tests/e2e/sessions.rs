@@ -13,7 +13,7 @@ use crate::client::{Client, Connect, Publish};
 use crate::crash::{Publisher, Subscriber};
 use crate::mesh::{settle, start_all, start_all_as};
 use crate::relay::{BOTH, Relay};
-use crate::serve::get;
+use crate::serve::{counter, gauge};
 use crate::wire::*;
 
 /// What a client waits for at most until it is let in; milliseconds where nothing fails and the machine has nothing else to do.
@@ -37,13 +37,6 @@ fn come(broker: &Broker, connect: &Connect) -> Client {
 /// Of a mesh whose sessions are at one broker only.
 fn without_replicas(site: &Site, name: &str, peers: &[SocketAddr]) -> String {
     site.configuration(name, peers).replace("subscribe_ack = \"mesh\"", "subscribe_ack = \"mesh\"\nsession_replicas = 0")
-}
-
-/// What a broker counts.
-fn counter(broker: &Broker, name: &str) -> u64 {
-    let page = get(broker.address_of("health"), "/metrics");
-    let line = page.lines().find_map(|line| line.strip_prefix(&format!("mqtt_st_quic_{name}_total ")));
-    line.unwrap_or_else(|| panic!("no {name}: {page}")).parse::<f64>().unwrap() as u64
 }
 
 fn sum(brokers: &[Broker], name: &str) -> u64 {
@@ -147,6 +140,63 @@ fn a_client_id_is_one_client_in_the_whole_mesh() {
         client.disconnect_with(0, &[four(property::SESSION_EXPIRY, 0)]);
         is_new.then_some(())
     });
+    // Of all that only what is kept is left, at one broker.
+    await_one_session(&brokers);
+}
+
+fn await_one_session(brokers: &[Broker]) {
+    wait_for("one session in the whole mesh", || {
+        (brokers.iter().map(|broker| gauge(broker, "sessions")).sum::<u64>() == 1).then_some(())
+    });
+}
+
+/// A client id hops between three brokers while one of them is cut off from the others again and again. Who was let in last is the client; whoever was before is
+/// told so, at the latest when the mesh is whole, and no other session is left.
+///
+/// `HOPS` (100) says how often it is let in, `HOP_SEED` repeats where and between which hops the paths are cut and healed.
+#[test]
+fn of_a_client_id_that_hops_through_partitions_the_last_connection_is_left() {
+    let variable = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let hops = variable("HOPS").unwrap_or(100);
+    let seed = variable("HOP_SEED").unwrap_or_else(rand::random);
+    println!("HOP_SEED={seed} HOPS={hops}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let site = Site::new();
+    ["a", "b", "c"].iter().for_each(|name| site.certify("m", name, &[]));
+    let a = site.start("a", &site.configuration("a", &[]));
+    let relays = [Relay::start(a.address_of("mesh")), Relay::start(a.address_of("mesh"))];
+    let b = site.start("b", &site.configuration("b", &[relays[0].address()]));
+    let c = site.start("c", &site.configuration("c", &[relays[1].address(), b.address_of("mesh")]));
+    let brokers = [a, b, c];
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let set = |is_cut| relays.iter().for_each(|relay| relay.set(&BOTH, |conditions| conditions.is_cut = is_cut));
+
+    let connect = Connect::new(5).id("hopper").resume(3_600);
+    let mut client = Client::connect(&brokers[0], &connect);
+    client.subscribe(&[("hop/#", 1)]);
+    let (mut connections, mut is_cut, mut cuts, mut turns_at) = (vec![client], false, 0, rng.random_range(5..15));
+    for hop in 1..=hops {
+        if hop == turns_at {
+            is_cut = !is_cut;
+            set(is_cut);
+            cuts += u64::from(is_cut);
+            turns_at += rng.random_range(5..15);
+        }
+        connections.push(come(&brokers[rng.random_range(0..3)], &connect));
+    }
+    set(false);
+    settle(&brokers.iter().collect::<Vec<_>>());
+    let mut last = connections.pop().unwrap();
+    for before in &mut connections {
+        before.expect_disconnect(&[0x8E]);
+    }
+    await_one_session(&brokers);
+    last.subscribe(&[("hop/#", 1)]);
+    last.say_to_itself("hop/on", "still here");
+    let (yielded, unreachable, promoted) =
+        (sum(&brokers, "sessions_yielded"), sum(&brokers, "sessions_unreachable"), sum(&brokers, "sessions_promoted"));
+    println!("{hops} hops, {cuts} cuts; {unreachable} sessions begun anew, {promoted} went on from replicas, {yielded} yielded");
+    assert!(yielded > 0, "both parts never had a session at once");
 }
 
 /// The new broker is killed at any moment while a session comes to it, or the old one as it has come: it is at one of the two, whole.
