@@ -1,7 +1,7 @@
 //! The bulk streams of a link, one each way: what is large and can wait. Retained messages that lanes do not bring; the exchange is
 //! [`RetainedSync`]'s. And letters (`post`), which are written before all else: a client may wait for what they say.
 //!
-//! A bulk stream is unidirectional, on the lanes' connection and of a lower priority than they, and begins with two bytes as theirs do. What is on
+//! A bulk stream is unidirectional, on the lanes' connection and of a lower priority than they, but of the same while there are letters, and begins with two bytes as theirs do. What is on
 //! its way is bounded by [`WINDOW_BYTES`], for which QUIC's send window has room beside the lanes' credit: so it never blocks there, and no
 //! lane behind it. What was consumed is reported as that of a lane is, under the number after the last one.
 
@@ -41,6 +41,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_millis(50);
 /// Lower than the lanes', which have 0.
 const PRIORITY: i32 = -1;
+/// Theirs: of a path that the lanes fill letters have their share. Not more, for a session that moves is many letters.
+const PRIORITY_OF_LETTERS: i32 = 0;
 
 /// What the two directions of a link's bulk have in common.
 #[derive(Debug)]
@@ -122,6 +124,7 @@ pub(super) async fn write(link: &Arc<Link>) -> Result<(), LinkError> {
             link.bulk.sync.lock().suspect();
         }
         std::mem::swap(&mut *link.bulk.letters.lock(), &mut out);
+        let _ = stream.set_priority(if out.is_empty() { PRIORITY } else { PRIORITY_OF_LETTERS });
         if out.is_empty() {
             link.bulk.sync.lock().poll(&*link.retained, clock::now(), &mut out);
         }

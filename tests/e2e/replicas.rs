@@ -11,11 +11,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::broker::{Broker, PATIENCE, Site, wait_for};
-use crate::client::Connect;
+use crate::client::{Client, Connect, Publish};
 use crate::crash::{Publisher, Subscriber};
 use crate::drain::drain;
 use crate::mesh::{settle, start_all};
+use crate::relay::{BOTH, Relay, Way};
 use crate::serve::{counter, gauge};
+use crate::wire::kind;
 
 fn start(site: &Site, names: &[&str]) -> Vec<Broker> {
     let brokers = start_all(site, names);
@@ -266,4 +268,57 @@ fn what_waits_at_a_broker_that_is_stopped_is_served_by_another() {
 #[test]
 fn what_waits_at_a_broker_that_is_drained_is_served_by_another() {
     what_waits_is_served_elsewhere(End::Drained);
+}
+
+/// Lanes have more to say than the path to the broker with the replicas carries: what clients wait for comes all the same, and no replica is given up.
+#[test]
+fn what_replicas_are_told_does_not_wait_for_full_lanes() {
+    const ROUNDS: usize = 30;
+    let site = Site::new();
+    site.certify("m", "a", &[]);
+    let a = site.start("a", &site.configuration("a", &[]));
+    let relay = Relay::start(a.address_of("mesh"));
+    site.certify("m", "b", &[]);
+    let b = site.start("b", &site.configuration("b", &[relay.address()]));
+    settle(&[&a, &b]);
+    let mut subscriber = Client::connect(&b, &connect("steps"));
+    subscriber.subscribe(&[("steps/#", 2)]);
+    await_replicas([&a, &b]);
+    let (hearer, stop) = (Client::subscribed(&a, 5, "flood", 0), AtomicBool::new(false));
+    relay.set(&BOTH, |conditions| conditions.rate = Some(250_000));
+    let (address, mut publisher) = (b.address(), Client::new(&b, 5));
+    let mut waits: Vec<Duration> = Vec::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut flood, payload) = (Client::open_at(address, 4), "x".repeat(1_000));
+            flood.send(&Connect::new(4).encode());
+            flood.expect(kind::CONNACK);
+            let one = Publish { topic: "flood", payload: &payload, ..Publish::default() }.encode(4);
+            let many = one.repeat(20);
+            // Eight times of what the path carries, at least.
+            while !stop.load(Ordering::Relaxed) {
+                flood.send(&many);
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        scope.spawn(|| {
+            let mut hearer = hearer;
+            while !stop.load(Ordering::Relaxed) {
+                hearer.receive_within(Duration::from_millis(20));
+            }
+        });
+        wait_for("the path to be full", || (relay.count(Way::Out).lost > 0).then_some(()));
+        for round in 0..ROUNDS {
+            let (since, payload) = (Instant::now(), round.to_string());
+            publisher.publish(Publish { topic: "steps/x", payload: &payload, qos: 2, ..Publish::default() });
+            subscriber.expect_message(&payload);
+            waits.push(since.elapsed());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    waits.sort();
+    println!("a message of QoS 2 took {:?} (median), {:?} at most", waits[ROUNDS / 2], waits[ROUNDS - 1]);
+    // Nobody is waited for longer than two seconds at a step, of which there are two.
+    assert!(waits[ROUNDS / 2] < Duration::from_secs(2), "{waits:?}");
+    assert_eq!(counter(&b, "replicas_given_up"), 0, "{waits:?}");
 }
