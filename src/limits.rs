@@ -317,6 +317,18 @@ pub const REPLICA_ROUND_MESSAGES_MAX: usize = 64 * 1024;
 pub const REPLICA_ROUND_HEADS_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Letters with covers.
 pub const REPLICA_CUT_PARTS_MAX: usize = 256;
+/// A will of another broker's client that is kept here, in case that broker dies, bytes; one that is larger is not.
+pub const ORPHAN_WILL_BYTES_MAX: usize = 1024 * 1024;
+/// All of one broker's, bytes.
+pub const ORPHAN_WILLS_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// Wills of other brokers' clients of which it is remembered that they were dealt with here.
+pub const WILLS_SETTLED_MAX: usize = 1 << 18;
+/// How long a will waits, beyond its delay, for its client to come to another broker, where its own cannot be reached: as the default has it, and at least and at most.
+pub const ORPHAN_GRACE_DEFAULT: Duration = Duration::from_secs(10);
+/// See [`ORPHAN_GRACE_DEFAULT`].
+pub const ORPHAN_GRACE_MIN: Duration = Duration::from_secs(1);
+/// See [`ORPHAN_GRACE_DEFAULT`].
+pub const ORPHAN_GRACE_MAX: Duration = Duration::from_secs(3_600);
 /// Clients that wait for their turn.
 pub const HANDOVERS_WAITING_MAX: usize = 20_000;
 /// Clients that have come at another broker of late while they were connected here.

@@ -214,6 +214,14 @@ pub struct Metrics {
     pub sessions_promoted: Counter,
     /// Times that the broker which had the replicas was given up.
     pub replicas_given_up: Counter,
+    /// Wills of other brokers' clients that are kept here in case these brokers die.
+    pub wills_kept: Gauge,
+    /// Those that were not kept, for want of room.
+    pub wills_not_kept: Counter,
+    /// Those that were published here, for their brokers could not be reached.
+    pub wills_orphaned: Counter,
+    /// Wills of this broker's clients that others had dealt with while it could not be reached.
+    pub wills_settled: Counter,
     /// Subscriptions of all sessions.
     pub subscriptions: Gauge,
     /// Shared ones among them.
@@ -356,6 +364,18 @@ impl Metrics {
                 &self.sessions_promoted,
             ),
             counter("replicas_given_up", "Times that the broker with the replicas was given up", &self.replicas_given_up),
+            gauge("wills_kept", "Wills of other brokers' clients that are kept here in case these brokers die", &self.wills_kept),
+            counter("wills_not_kept", "Wills of other brokers' clients that there was no room for", &self.wills_not_kept),
+            counter(
+                "wills_orphaned",
+                "Wills of other brokers' clients that were published here because these brokers could not be reached",
+                &self.wills_orphaned,
+            ),
+            counter(
+                "wills_settled",
+                "Wills of clients here that other brokers dealt with while this one could not be reached",
+                &self.wills_settled,
+            ),
             counter("sessions_stayed", "Sessions that another broker asked for and did not take", &self.sessions_stayed),
             counter(
                 "sessions_yielded",

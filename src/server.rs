@@ -42,10 +42,14 @@ use crate::{clock, memory, resources, sys, task, topic};
 
 /// Connections get this long to write what waits when the broker stops.
 const CLIENTS_GRACE: Duration = Duration::from_millis(2_500);
+/// So long after it the broker that keeps the wills of clients here knows which were published, or may publish them once more.
+const WILLS_GRACE: Duration = Duration::from_millis(3_000);
 /// So long after the beginning of the stop the mesh has been left, or is not waited for.
 const MESH_GRACE: Duration = Duration::from_millis(3_500);
 /// And so has the store, which then has taken all that was acknowledged, and perhaps not all that was not. Below the 5 s within which a stop is over.
 const STORE_GRACE: Duration = Duration::from_millis(4_500);
+/// Between two looks whether wills are told.
+const TELL_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two looks whether the store has ended.
 const STORE_END_INTERVAL: Duration = Duration::from_millis(2);
 /// Retained messages and ring blocks that have expired are freed at least this often.
@@ -384,6 +388,7 @@ impl Server {
             }
         }
         self.tell_replicas(begun + CLIENTS_GRACE).await;
+        self.tell_wills(begun + WILLS_GRACE).await;
         if let Some(mesh) = &self.parts.mesh
             && tokio::time::timeout_at((begun + MESH_GRACE).into(), mesh.shutdown()).await.is_err()
         {
@@ -400,6 +405,13 @@ impl Server {
         let told = poll_fn(|cx| waiter.poll_for(told, cx));
         // Who cannot be reached is not waited for long: nobody's replica is there, then.
         let _ = tokio::time::timeout_at(deadline.into(), told).await;
+    }
+
+    /// Waits until it is known elsewhere which wills are published.
+    async fn tell_wills(&self, deadline: Instant) {
+        while !self.parts.router.wills_are_told() && clock::now() < deadline {
+            tokio::time::sleep(TELL_INTERVAL).await;
+        }
     }
 
     /// Waits for the store's end, but not for ever.
@@ -740,6 +752,7 @@ fn start_mesh(
     // What comes over the first link may have to be given on.
     router.join_mesh(Arc::clone(&replication));
     router.join_post(Arc::clone(post));
+    router.set_orphan_grace(mesh.orphan_grace);
     if mesh.session_replicas > 0 {
         router.replicate_sessions();
     }

@@ -281,9 +281,12 @@ pub struct Mesh {
     pub subscribe_ack: SubscribeAck,
     /// When PUBACK and PUBREC are sent.
     pub publish_ack: PublishAck,
-    /// How many other brokers have a replica of each session of this one that outlives its connection; with persistence only.
+    /// How many other brokers have a replica of each session of this one that outlives its connection, with persistence only, and know the wills of its clients.
     #[serde(deserialize_with = "units::session_replicas")]
     pub session_replicas: u8,
+    /// How long the will of a client whose broker cannot be reached waits, beyond its delay, for the client to come to another broker.
+    #[serde(with = "units::duration")]
+    pub orphan_grace: Duration,
     /// Lower is likelier to become the root (802.1D-2004 17.13.7).
     pub priority: u16,
     /// What this broker can carry, as a power of two; more is likelier to become the root among equal priorities. `None`: measured from
@@ -362,6 +365,7 @@ impl Default for Mesh {
             subscribe_ack: SubscribeAck::default(),
             publish_ack: PublishAck::default(),
             session_replicas: 1,
+            orphan_grace: limits::ORPHAN_GRACE_DEFAULT,
             priority: 32_768,
             capacity: None,
             costs: BTreeMap::new(),

@@ -79,6 +79,9 @@ fn check_mesh(mesh: &Mesh) -> Result<(), (String, String)> {
         );
         return Err(("mesh.replay_log_age".to_owned(), problem));
     }
+    if mesh.orphan_grace < limits::ORPHAN_GRACE_MIN || mesh.orphan_grace > limits::ORPHAN_GRACE_MAX {
+        return Err(("mesh.orphan_grace".to_owned(), format!("{:?} is out of range; it must be from 1s to 1h", mesh.orphan_grace)));
+    }
     if !PULL_TIMEOUTS.contains(&mesh.pull_timeout) {
         return Err(("mesh.pull_timeout".to_owned(), format!("{:?} is out of range; it must be from 1s to 1h", mesh.pull_timeout)));
     }

@@ -478,7 +478,7 @@ impl Follow for Interest {
                     }
                 }
                 Key::AskDealt | Key::Dealt(_) | Key::Leaving => all.tell(member, key, value.as_ref()),
-                Key::Session(_) | Key::Replica | Key::Log | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
+                Key::Session(_) | Key::Replica | Key::Will(..) | Key::Log | Key::Echo(_) | Key::Bridge(_) | Key::Unknown(..) => {}
             }
         }
     }

@@ -37,6 +37,10 @@ pub(super) struct Claims {
     known: DashMap<Arc<str>, Vec<Claimed>, ahash::RandomState>,
     /// Where others have the replicas of their sessions.
     replicas: Mutex<HashMap<BrokerId, BrokerId, ahash::RandomState>>,
+    /// Wills with which others have dealt: whose client's, in the place of that broker; the claims, and who says so.
+    settled: DashMap<(BrokerId, Arc<str>), Vec<Claimed>, ahash::RandomState>,
+    /// Of these what is to be looked at.
+    heard_settled: Mutex<Vec<(BrokerId, Arc<str>, u64)>>,
     /// What is to be looked at.
     heard: Mutex<Vec<(Arc<str>, Claimed)>>,
     /// All members, and whether what they claim is known.
@@ -60,6 +64,10 @@ impl Claims {
 
     fn forget(&self, by: BrokerId) {
         self.replicas.lock().remove(&by);
+        self.settled.retain(|_, settled| {
+            settled.retain(|(_, other)| *other != by);
+            !settled.is_empty()
+        });
         self.known.retain(|_, known| {
             known.retain(|(_, other)| *other != by);
             !known.is_empty()
@@ -69,6 +77,34 @@ impl Claims {
     /// Who has the replicas of that broker's sessions, by its last word.
     pub(super) fn replica_of(&self, broker: BrokerId) -> Option<BrokerId> {
         self.replicas.lock().get(&broker).copied()
+    }
+
+    /// What has become of a will of that broker's client is told by another.
+    fn note_will(&self, of: BrokerId, client_id: &Arc<str>, (stamp, by): (Option<u64>, BrokerId)) {
+        let key = (of, Arc::clone(client_id));
+        let mut settled = self.settled.entry(key.clone()).or_default();
+        settled.retain(|(_, other)| *other != by);
+        settled.extend(stamp.map(|stamp| (stamp, by)));
+        let is_empty = settled.is_empty();
+        drop(settled);
+        if is_empty {
+            self.settled.remove_if(&key, |_, settled| settled.is_empty());
+        }
+        if let Some(stamp) = stamp {
+            self.heard_settled.lock().push((of, key.1, stamp));
+            self.waker.wake();
+        }
+    }
+
+    /// Whether another has dealt with the will that the broker's client brought with that claim, or with a later one.
+    pub(super) fn is_will_settled(&self, of: BrokerId, client_id: &Arc<str>, claim: u64) -> bool {
+        let settled = self.settled.get(&(of, Arc::clone(client_id)));
+        settled.is_some_and(|settled| settled.iter().any(|(stamp, _)| *stamp >= claim))
+    }
+
+    /// Wills of which that was heard since this was asked last: whose, and their claims.
+    pub(super) fn take_settled(&self) -> Vec<(BrokerId, Arc<str>, u64)> {
+        std::mem::take(&mut *self.heard_settled.lock())
     }
 
     pub(super) fn is_incomplete(&self) -> bool {
@@ -111,8 +147,11 @@ impl Follow for Claims {
                 replicas.remove(&by);
                 replicas.extend(replica.map(|replica| (by, replica)));
             }
-            let Key::Session(client_id) = key else { continue };
             let stamp = if let Some(Value::Claim(Claim { stamp })) = value { Some(*stamp) } else { None };
+            if let Key::Will(of, client_id) = key {
+                self.note_will(*of, client_id, (stamp, by));
+            }
+            let Key::Session(client_id) = key else { continue };
             self.note(client_id, by, stamp);
             claims.extend(stamp.map(|stamp| (Arc::clone(client_id), (stamp, by))));
         }
@@ -172,8 +211,8 @@ impl Router {
     pub(super) fn claim(&self, subscriber: &Subscriber, stamp: u64) {
         if let Some(registers) = self.registers().filter(|_| Self::is_claimed(subscriber.access().as_deref())) {
             registers.own().claim(&subscriber.client_id, Claim { stamp });
-            // Of another broker's session there may be a replica here.
-            if self.metrics.sessions_shadowed.value() > 0 {
+            // Of another broker's session there may be a replica here, or a will of its client.
+            if self.metrics.sessions_shadowed.value() > 0 || self.metrics.wills_kept.value() > 0 {
                 self.claims.heard.lock().push((Arc::clone(&subscriber.client_id), (stamp, registers.own_id())));
                 self.claims.waker.wake();
             }
@@ -202,7 +241,8 @@ impl Router {
     /// Ready where claims of others are to be looked at by [`drive_moves`](Self::drive_moves); until then the task is woken when there are some.
     pub fn poll_claims(&self, context: &mut Context<'_>) -> Poll<()> {
         self.claims.waker.register(context.waker());
-        if self.claims.heard.lock().is_empty() { Poll::Pending } else { Poll::Ready(()) }
+        let is_empty = self.claims.heard.lock().is_empty() && self.claims.heard_settled.lock().is_empty();
+        if is_empty { Poll::Pending } else { Poll::Ready(()) }
     }
 
     /// Ends the client's session here unless its claim is newer than `theirs`; what share groups gave it that is for others then, if it did. Is it one that went elsewhere (`is_given`), or comes from the disk and was not resumed since, its will
@@ -228,6 +268,7 @@ impl Router {
             gone.into_iter().for_each(|change| batch.writes().push(change));
         }
         let TakenOver { address, fired } = self.take_over(batch, &mut state, false);
+        self.orphans.note(&subscriber);
         if address.is_some() {
             let mut rivalry = state.rivalry;
             // Who waits is the client that comes here next.

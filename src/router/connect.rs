@@ -110,8 +110,8 @@ impl Router {
         now: Instant,
     ) -> Result<Connection, NoSession> {
         let ConnectRequest { client_id, clean_start, expiry, silence_max, will, connected, address, access } = request;
-        let mut fired = None;
-        let mut taken_from = None;
+        let (mut fired, mut taken_from, mut left) = (None, None, None);
+        let has_will = will.is_some();
         let begin = |writes: &mut Writes, will, above| {
             let subscriber = self.new_subscriber(client_id, expiry);
             subscriber.set_access(access.clone());
@@ -146,6 +146,7 @@ impl Router {
             Entry::Occupied(mut occupied) => {
                 let old = Arc::clone(occupied.get());
                 let mut state = old.lock();
+                left = state.will.is_some().then(|| Arc::clone(&old));
                 // What another broker has of it may be older, or newer, than what is here.
                 if state.moving.is_some() && !clean_start {
                     return Err(NoSession::OnItsWay);
@@ -159,9 +160,9 @@ impl Router {
                 if state.connected.is_some() || std::mem::take(&mut state.taken_elsewhere) {
                     wait = rivalry.taken_over(self.millis(now));
                 }
-                let left = self.take_over(batch, &mut state, resumed);
-                taken_from = left.address;
-                fired = left.fired.map(|parting| (Arc::clone(&old), parting));
+                let taken = self.take_over(batch, &mut state, resumed);
+                taken_from = taken.address;
+                fired = taken.fired.map(|parting| (Arc::clone(&old), parting));
                 // One whose delay is not over is cancelled [MQTT-3.1.3-9].
                 if state.will.take().is_some() {
                     state.will_gone().into_iter().for_each(|change| batch.writes().push(change));
@@ -190,6 +191,7 @@ impl Router {
         if let Some((subscriber, Parting { will, gone, .. })) = fired {
             self.publish_will(batch, &subscriber, will, gone, now);
         }
+        left.iter().chain(has_will.then_some(&connection.subscriber)).for_each(|subscriber| self.orphans.note(subscriber));
         if let Some(before) = taken_from {
             self.tell_of_takeover(client_id, before, address, now);
         }
@@ -291,6 +293,7 @@ impl Router {
         state.disconnect(expiry, now);
         self.tell_presence(&state, true);
         let expiry = state.expiry;
+        let had_will = state.will.is_some();
         let gone = state.will.as_ref().and_then(|_| state.will_gone());
         if farewell == Farewell::Normal && state.will.take().is_some() {
             gone.iter().for_each(|change| batch.writes().push(change.clone()));
@@ -312,6 +315,9 @@ impl Router {
         if let Some(will) = fired {
             self.publish_will(batch, subscriber, *will, gone, now);
         }
+        if had_will {
+            self.orphans.note(subscriber);
+        }
     }
 
     /// Does all that is due at `now`: keep alives, delayed wills, expired sessions. Finish the batch afterwards.
@@ -319,7 +325,10 @@ impl Router {
         while let Some(Deadline { due, subscriber, epoch, .. }) = self.deadlines.pop(now) {
             let Some(subscriber) = subscriber.upgrade() else { continue };
             // What becomes of it is not decided here: it stays, and then all is done, or it goes. And as long as nobody knows what its user may do, its will waits.
-            if matches!(due, Due::Will | Due::Expiry) && (subscriber.is_moving() || has_awaited_will(&subscriber)) {
+            let may_wait = matches!(due, Due::Will | Due::Expiry);
+            // Nor as long as another broker may have published it.
+            let is_in_doubt = || self.is_will_in_doubt(&subscriber, epoch);
+            if may_wait && (subscriber.is_moving() || has_awaited_will(&subscriber) || is_in_doubt()) {
                 self.add_deadline(now + RECHECK, due, &subscriber, epoch);
                 continue;
             }
@@ -332,6 +341,7 @@ impl Router {
                     drop(state);
                     if let Some(will) = will {
                         self.publish_will(batch, &subscriber, *will, gone, now);
+                        self.orphans.note(&subscriber);
                     }
                 }
                 Due::Expiry => {
@@ -420,6 +430,9 @@ impl Router {
             Standing::Gone(access) => Arc::new(access.shut_out()),
         };
         self.renew_access(subscriber, Some(renewed));
+        if state.will.is_some() {
+            self.orphans.note(subscriber);
+        }
         if !must_close {
             return;
         }
@@ -465,6 +478,9 @@ impl Router {
             return None;
         }
         let will = state.will.take().map(|will| *will);
+        if will.is_some() {
+            self.orphans.note(subscriber);
+        }
         self.end(subscriber, state, writes);
         occupied.remove();
         self.release(&subscriber.client_id);

@@ -13,6 +13,7 @@ mod deadlines;
 mod drain;
 mod gather;
 mod handover;
+mod orphans;
 mod picks;
 mod presence;
 mod publish;
@@ -47,6 +48,7 @@ use self::claims::{Claims, Rivals};
 use self::deadlines::Deadlines;
 use self::drain::{Drain, Judged};
 use self::handover::Handover;
+use self::orphans::Orphans;
 use self::route::Subscriptions;
 use crate::config::SharedStrategy;
 use crate::log_rate::LogRate;
@@ -91,6 +93,7 @@ pub struct Router {
     rivals: Rivals,
     handover: Handover,
     drain: Drain,
+    orphans: Orphans,
     /// What those may do whose sessions come without them.
     judge: OnceLock<Judged>,
     /// Where it is written down what outlives the broker; none: nothing does.
@@ -124,6 +127,7 @@ impl Router {
             rivals: Rivals::default(),
             handover: Handover::default(),
             drain: Drain::default(),
+            orphans: Orphans::default(),
             judge: OnceLock::new(),
             journal,
             metrics,

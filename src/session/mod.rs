@@ -35,7 +35,7 @@ pub use journal::{Awaited, Journal, Reach, Ticket, Waiter, Writes};
 pub use logged::{LogHead, Logged, RestoredLog};
 pub use message::{Delivery, Message, StoredMessage, Will, remaining_seconds};
 pub(crate) use moved::Moving;
-pub use moved::{MovedContent, MovedHead, Source};
+pub use moved::{MovedContent, MovedHead, MovedWill, Source};
 pub use outbound::{NextToSend, OutOfOrder, Outbound, OutboundLimits};
 pub use outbox::{Drained, Outbox, Segment};
 pub(crate) use rivalry::Rivalry;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::change::{Change, Entry, Head, Order, Stage};
 use super::durable::{Durable, RESTORED_EPOCH};
 use super::journal::{Journal, Writes};
-use super::message::{Message, StoredMessage};
+use super::message::{Message, StoredMessage, Will};
 use super::outbound::Outbound;
 use super::record::{self, Content, Record, RecordError};
 use super::shadow::Shadow;
@@ -75,6 +75,47 @@ pub struct MovedContent {
     pub entries: Vec<Entry>,
     /// Identifiers of QoS 2 messages that the client has not released.
     pub received: Vec<PacketId>,
+}
+
+/// A will, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MovedWill {
+    /// The client's own name.
+    pub client_id: Arc<str>,
+    /// Whose it is, as [`crate::auth::Access::owner`] says.
+    pub owner: Arc<str>,
+    /// What is to be published.
+    pub will: Will,
+}
+
+impl MovedWill {
+    /// Appends the form in which it travels.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let Self { client_id, owner, will: Will { message, message_expiry, delay } } = self;
+        let expiry = SessionExpiry::WithConnection;
+        Record::Session { session: 0, client_id, owner, expiry, left_at_ms: None, claim: 0 }.encode(out);
+        let StoredMessage { topic, payload, qos, retain, properties, .. } = message;
+        let content = Content { topic, payload, properties, qos: *qos, retain: *retain };
+        Record::Will { session: 0, content, delay: *delay, message_expiry: *message_expiry }.encode(out);
+    }
+
+    /// Reads the form in which it travels.
+    ///
+    /// # Errors
+    /// What is none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut rest = bytes;
+        let whose = record::decode(&mut rest)?;
+        let (Some(Record::Session { client_id, owner, .. }), Some(Record::Will { content, delay, message_expiry, .. })) =
+            (whose, record::decode(&mut rest)?)
+        else {
+            return Err(RecordError::TooLong(bytes.len()));
+        };
+        let Content { topic, payload, properties, qos, retain } = content;
+        let message = Message { topic, payload, properties, qos, retain, expires_at: None }.to_stored();
+        let will = Will { message, message_expiry, delay };
+        Ok(Self { client_id: Arc::from(client_id), owner: Arc::from(owner), will })
+    }
 }
 
 impl Message<'_> {

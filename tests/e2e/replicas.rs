@@ -11,10 +11,10 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::broker::{Broker, PATIENCE, Site, wait_for};
-use crate::client::{Client, Connect, Publish};
+use crate::client::{Client, Connect, Publish, Will};
 use crate::crash::{Publisher, Subscriber};
 use crate::drain::drain;
-use crate::mesh::{settle, start_all};
+use crate::mesh::{settle, start_all, start_all_as};
 use crate::relay::{BOTH, Relay, Way};
 use crate::serve::{counter, gauge};
 use crate::wire::kind;
@@ -321,4 +321,85 @@ fn what_replicas_are_told_does_not_wait_for_full_lanes() {
     // Nobody is waited for longer than two seconds at a step, of which there are two.
     assert!(waits[ROUNDS / 2] < Duration::from_secs(2), "{waits:?}");
     assert_eq!(counter(&b, "replicas_given_up"), 0, "{waits:?}");
+}
+
+fn kept(brokers: &[Broker]) -> u64 {
+    brokers.iter().map(|broker| gauge(broker, "wills_kept")).sum()
+}
+
+fn orphaned(brokers: &[Broker]) -> u64 {
+    brokers.iter().map(|broker| counter(broker, "wills_orphaned")).sum()
+}
+
+/// Wills do not wait for long.
+fn hasty(site: &Site, name: &str, peers: &[SocketAddr]) -> String {
+    site.configuration(name, peers).replace("[mesh]\n", "[mesh]\norphan_grace = \"2s\"\n")
+}
+
+fn start_hasty(site: &Site, names: &[&str]) -> Vec<Broker> {
+    let brokers = start_all_as(site, names, hasty);
+    settle(&brokers.iter().collect::<Vec<_>>());
+    brokers
+}
+
+fn mourned(id: &str) -> Connect {
+    connect(id).will(Will { qos: 1, ..Will::new("wills", id) })
+}
+
+/// Of a client without a session, too: that has nobody else.
+fn mourned_clean(id: &str) -> Connect {
+    Connect::new(4).id(id).will(Will { qos: 1, ..Will::new("wills", id) })
+}
+
+/// A broker is killed: each will of its clients goes out once, but for that of a client that comes elsewhere. Not once more when the broker is back.
+#[test]
+fn the_wills_of_a_broker_that_is_killed_go_out_once() {
+    let site = Site::new();
+    let mut brokers = start_hasty(&site, &["a", "b", "c"]);
+    let mesh: Vec<SocketAddr> = brokers.iter().map(|broker| broker.address_of("mesh")).collect();
+    let mut watcher = Client::subscribed(&brokers[2], 5, "wills", 1);
+    let _kept = Client::connect(&brokers[0], &mourned("kept"));
+    let _clean = Client::connect(&brokers[0], &mourned_clean("clean"));
+    let _moving = Client::connect(&brokers[0], &mourned_clean("moving"));
+    Client::connect(&brokers[0], &mourned("polite")).disconnect();
+    wait_for("another broker that has the wills", || (kept(&brokers) == 3).then_some(()));
+    brokers.remove(0).kill();
+    let _moved = Client::connect(&brokers[0], &mourned_clean("moving"));
+    let mut wills = watcher.take_messages(2);
+    wills.sort_unstable();
+    assert_eq!(wills, ["clean", "kept"]);
+    // That one's new will is kept elsewhere.
+    wait_for("one will that is left", || (kept(&brokers) == 1).then_some(()));
+    assert_eq!(orphaned(&brokers), 2);
+
+    let listen = format!("listen = \"{}\"", mesh[0]);
+    let again = hasty(&site, "a", &mesh[1..]).replace("listen = \"127.0.0.1:0\"", &listen);
+    brokers.insert(0, site.start("a", &again));
+    settle(&brokers.iter().collect::<Vec<_>>());
+    wait_for("what has become of the will", || (counter(&brokers[0], "wills_settled") == 1).then_some(()));
+    // What that broker publishes of the topic comes in its order.
+    let mut last = Client::new(&brokers[0], 5);
+    last.publish(Publish { topic: "wills", payload: "last", qos: 1, ..Publish::default() });
+    watcher.expect_message("last");
+    assert_eq!(orphaned(&brokers), 2);
+}
+
+/// A broker that stops in order publishes the wills itself, and nobody has one of them any more.
+#[test]
+fn the_wills_of_a_broker_that_stops_go_out_once() {
+    let site = Site::new();
+    let mut brokers = start_hasty(&site, &["a", "b", "c"]);
+    let mut watcher = Client::subscribed(&brokers[2], 5, "wills", 1);
+    let _kept = Client::connect(&brokers[0], &mourned("kept"));
+    let _clean = Client::connect(&brokers[0], &mourned_clean("clean"));
+    wait_for("another broker that has the wills", || (kept(&brokers) == 2).then_some(()));
+    let mut stopped = brokers.remove(0);
+    stopped.signal("TERM");
+    assert!(stopped.wait().success());
+    let mut wills = watcher.take_messages(2);
+    wills.sort_unstable();
+    assert_eq!(wills, ["clean", "kept"]);
+    // What is not kept is not published.
+    wait_for("no will that is kept", || (kept(&brokers) == 0).then_some(()));
+    assert_eq!(orphaned(&brokers), 0);
 }

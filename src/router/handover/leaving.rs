@@ -161,6 +161,7 @@ impl Machine {
         let left_ms = state.rivalry.left_ms(router.millis(now));
         let TakenOver { address, fired } = router.take_over(turn.batch, &mut state, true);
         let was_connected = subscriber.leave(&mut state, stamp, now);
+        router.orphans.note(&subscriber);
         router.tell_presence(&state, was_connected);
         let mut head = MovedHead::of(&subscriber, &state);
         // Offered, it is away: what is left of its time is what goes along. Here it keeps its own, should it stay.
@@ -356,6 +357,7 @@ impl Machine {
         };
         // Its will is not published: it goes on.
         let ended = subscriber.end(&mut state, turn.batch.writes());
+        router.orphans.note(subscriber);
         let (shared, filters): (Vec<_>, Vec<_>) = ended.subscriptions.keys().cloned().partition(|text| topic::is_shared(text));
         shared.iter().for_each(|text| router.tell_filter_of(false, text, false));
         drop(state);

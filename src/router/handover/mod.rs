@@ -193,6 +193,8 @@ struct Machine {
     offers: Offers,
     replicas: Replicas,
     swept_at: Option<Instant>,
+    /// Since when wills that were read from the disk wait for what others say of them.
+    in_doubt_since: Option<Instant>,
 }
 
 /// Whether it is known who has sessions.
@@ -313,6 +315,7 @@ impl Router {
         // The server calls it once.
         let _ = self.post.set(post);
         self.claims.set_incomplete(true);
+        self.orphans.set_unsure(true);
     }
 
     /// What a client's CONNECT is to wait for: another broker has its session, or asks for it. None where there is nothing to wait for.
@@ -410,6 +413,7 @@ impl Router {
         }
         machine.follow_claims(&mut turn);
         machine.learn(&turn);
+        machine.settle_wills(&mut turn);
         let requests = std::mem::take(&mut *self.handover.requests.lock());
         requests.into_iter().for_each(|request| machine.serve(&mut turn, request));
         machine.serve_early(&mut turn);
@@ -456,8 +460,11 @@ impl Router {
 
     /// Ready where replicas, or who has them, are to be told something by [`drive_moves`](Self::drive_moves); until then the task is woken when they are.
     pub fn poll_replicas(&self, context: &mut Context<'_>) -> Poll<()> {
-        let news = self.handover.news.poll(context);
-        if news.is_ready() || self.journal.as_ref().is_some_and(|journal| journal.poll_heard(context).is_ready()) {
+        let (news, wills) = (self.handover.news.poll(context), self.orphans.poll(context));
+        if news.is_ready()
+            || wills.is_ready()
+            || self.journal.as_ref().is_some_and(|journal| journal.poll_heard(context).is_ready())
+        {
             return Poll::Ready(());
         }
         Poll::Pending
@@ -552,6 +559,24 @@ impl Machine {
         *is_whole = seems_whole && (!is_starting || turn.now.saturating_duration_since(since) >= KNOWN_LEAST);
         if !*is_whole || is_starting || members.values().any(|is_known| !is_known) {
             claims.set_incomplete(true);
+        }
+    }
+
+    /// Wills with which other brokers have dealt are void here. Those that were read from the disk wait until all members are known to have said which, but not for ever.
+    fn settle_wills(&mut self, turn: &mut Turn<'_>) {
+        let (router, now) = (turn.router, turn.now);
+        let is_known = router.orphans.is_unsure() && {
+            let (members, since) = (router.claims.members(), *self.in_doubt_since.get_or_insert(now));
+            let are_known = !members.is_empty() && members.values().all(|is_known| *is_known);
+            are_known || turn.since(since) >= router.orphans.grace()
+        };
+        for (of, client_id, stamp) in router.claims.take_settled() {
+            if of == turn.own {
+                router.settle_will(turn.batch, &client_id, stamp);
+            }
+        }
+        if is_known {
+            router.orphans.set_unsure(false);
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use dashmap::Entry as Slot;
 
+use super::wills::KeptWills;
 use super::word::{Item, Letter};
 use super::{Head, Promoted, REPEAT, decode_copy, decode_entry, decode_head};
 use crate::auth::Access;
@@ -56,6 +57,7 @@ pub(in crate::router) enum Promotion {
 pub(super) struct Keepers {
     of: HashMap<BrokerId, Keeper>,
     clients: Clients,
+    wills: KeptWills,
     /// They are not known to be safe.
     promoted: Vec<Promoted>,
 }
@@ -202,7 +204,7 @@ impl Keepers {
         if !self.promoted.is_empty() || self.of.values().any(waits_for_us) {
             return Some(LOOK_INTERVAL);
         }
-        (!self.of.is_empty()).then_some(LOOK_INTERVAL_SLOW)
+        (!self.of.is_empty() || !self.wills.is_empty()).then_some(LOOK_INTERVAL_SLOW)
     }
 
     /// A letter of items has come.
@@ -224,11 +226,11 @@ impl Keepers {
         if number != keeper.known + 1 {
             return keeper.keep_early(number, items);
         }
-        let mut read = keeper.take(turn, from, items, &mut self.clients);
+        let mut read = keeper.take(turn, from, items, (&mut self.clients, &mut self.wills));
         while read.is_ok()
             && let Some(items) = keeper.take_early()
         {
-            read = keeper.take(turn, from, &items, &mut self.clients);
+            read = keeper.take(turn, from, &items, (&mut self.clients, &mut self.wills));
         }
         if let Err(error) = read {
             tracing::error!(broker = %from, %error, "what another broker says of its sessions is not understood");
@@ -242,10 +244,12 @@ impl Keepers {
         if self.of.get(&from).is_some_and(|keeper| keeper.stream == stream) {
             self.forget(turn, from);
         }
+        self.wills.over((from, stream));
     }
 
     fn forget(&mut self, turn: &mut Turn<'_>, of: BrokerId) {
         let Some(keeper) = self.of.remove(&of) else { return };
+        self.wills.ended((of, keeper.stream), turn.now);
         self.clients.retain(|_, (broker, ..)| *broker != of);
         keeper.kept.into_values().for_each(|kept| kept.end(turn));
     }
@@ -258,6 +262,7 @@ impl Keepers {
     }
 
     pub(super) fn follow_claim(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>, theirs: Claimed) {
+        self.wills.follow_claim(turn, client_id, theirs);
         let Some((of, session, _)) = self.clients.get(client_id).copied() else { return };
         let kept = self.of.get(&of).and_then(|keeper| keeper.kept.get(&session));
         if of != theirs.1 && kept.is_some_and(|kept| (kept.claim, of) < theirs) {
@@ -280,6 +285,7 @@ impl Keepers {
         }
         over.into_iter().for_each(|broker| self.forget(turn, broker));
         self.expire(turn);
+        self.wills.drive(turn);
         turn.router.metrics.sessions_shadowed.set(self.clients.len() as i64);
         let safe = |promoted: &mut Promoted| turn.is_safe(promoted.number);
         self.promoted.extract_if(.., safe).collect()
@@ -426,13 +432,25 @@ impl Keeper {
     }
 
     /// Takes in the next letter.
-    fn take(&mut self, turn: &mut Turn<'_>, from: BrokerId, items: &[u8], clients: &mut Clients) -> Result<(), FrameError> {
-        self.read(turn, from, items, clients)?;
+    fn take(
+        &mut self,
+        turn: &mut Turn<'_>,
+        from: BrokerId,
+        items: &[u8],
+        kept: (&mut Clients, &mut KeptWills),
+    ) -> Result<(), FrameError> {
+        self.read(turn, from, items, kept)?;
         self.known += 1;
         Ok(())
     }
 
-    fn read(&mut self, turn: &mut Turn<'_>, from: BrokerId, items: &[u8], clients: &mut Clients) -> Result<(), FrameError> {
+    fn read(
+        &mut self,
+        turn: &mut Turn<'_>,
+        from: BrokerId,
+        items: &[u8],
+        (clients, wills): (&mut Clients, &mut KeptWills),
+    ) -> Result<(), FrameError> {
         let (mut reader, mut lane, letter) = (Reader::new(items), None, self.known + 1);
         let mut lost = BTreeSet::new();
         while !reader.is_empty() {
@@ -522,6 +540,12 @@ impl Keeper {
                     }
                 }
                 Item::Ended { session } => self.end(turn, (from, session), clients),
+                Item::Life { incarnation } => wills.begin((from, self.stream), incarnation),
+                Item::Will { session, claim, left, is_durable, bytes } => {
+                    let (bytes, left_at) = (self.whole(bytes), left.map(|left| ago(turn.now, left)));
+                    wills.keep(turn, (from, self.stream), (session, claim), (left_at, is_durable), &bytes)?;
+                }
+                Item::WillGone { session } => wills.gone((from, self.stream), session),
                 Item::Dealt { first, last } => {
                     let stream = lane.ok_or(FrameError::Truncated("lane"))?;
                     if first > 0 {

@@ -37,6 +37,7 @@
 //! | `owner` | the side of the broker that has the sessions; `owner::rounds` copies them |
 //! | `keeper` | that of the one that has their replicas |
 //! | `outgoing` | numbered letters on their way |
+//! | `wills` | wills of clients whose broker dies, on both sides |
 //! | `word` | what they say, as bytes |
 
 mod keeper;
@@ -44,6 +45,7 @@ mod outgoing;
 mod owner;
 #[cfg(test)]
 mod tests;
+mod wills;
 mod word;
 
 use std::sync::Arc;

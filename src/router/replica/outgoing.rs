@@ -139,6 +139,11 @@ impl Outgoing {
         self.copies_bytes < REPLICA_COPIES_BYTES
     }
 
+    /// Whether wills may be put: nobody waits for them, so what is told is behind no more of them either.
+    pub(super) fn may_tell_wills(&self) -> bool {
+        self.bytes + self.words.bytes() < 2 * REPLICA_COPIES_BYTES
+    }
+
     /// A letter of copies, behind all that was put so far.
     pub(super) fn put_copy(&mut self, items: Vec<u8>) {
         self.seal();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use self::rounds::{Piece, Round};
 use super::outgoing::{Items, Outgoing};
+use super::wills::ToldWills;
 use super::word::{Item, Letter};
 use super::{REPEAT, SILENCE_MAX, encode_entry};
 use crate::ids::{BrokerId, MessageId, OriginLane};
@@ -83,6 +84,7 @@ struct Peer {
     rounds_failed: u32,
     /// What is to be put of the round, in its order, as far as there is room.
     copies: VecDeque<Piece>,
+    wills: ToldWills,
     /// That is to be said when all of them are put: what is not dealt with in a session yet is told behind its copy.
     dealt: Items,
     /// Of what is not confirmed, in their order.
@@ -151,32 +153,38 @@ impl Owner {
     }
 
     pub(super) fn drive(&mut self, turn: &mut Turn<'_>) {
-        let Some(journal) = turn.router.journal().map(Arc::clone) else { return };
-        if self.peer.is_none() && !self.begin(turn, &journal) {
+        // Without one no session outlives the broker, and only wills are told of.
+        let journal = turn.router.journal().map(Arc::clone);
+        let journal = journal.as_deref();
+        if self.peer.is_none() && !self.begin(turn, journal) {
             return;
         }
         let Some(peer) = &mut self.peer else { return };
-        let heard = journal.heard();
-        if heard.has_overflowed || turn.router.pressure.level() == Level::Full {
+        let heard = journal.map(Journal::heard);
+        if heard.as_ref().is_some_and(|heard| heard.has_overflowed) || turn.router.pressure.level() == Level::Full {
             return self.give_up(turn, "it does not keep up");
         }
         let was_idle = peer.is_idle();
-        peer.is_talking = !heard.changes.is_empty();
-        heard.changes.into_iter().for_each(|change| peer.tell(turn, change));
+        let (changes, number) = heard.map_or_else(Default::default, |heard| (heard.changes, heard.number));
+        peer.is_talking = !changes.is_empty();
+        changes.into_iter().for_each(|change| peer.tell(turn, change));
         peer.out.seal();
         peer.count_untold();
-        if let Some(number) = heard.number {
+        if let Some(number) = number {
             peer.mark(number, turn.now);
         }
         // Nobody waits for this.
-        peer.drive_round(turn, &journal, &mut self.rounds);
+        peer.drive_round(turn, journal, &mut self.rounds);
+        peer.wills.tell(turn, &mut peer.out);
         peer.put_copies(turn);
         peer.out.seal();
         if was_idle && !peer.is_idle() {
             peer.progress_at = turn.now;
         }
         peer.send(turn);
-        peer.confirm(&journal);
+        if let Some(journal) = journal {
+            peer.confirm(journal);
+        }
         let (broker, is_lost) = (peer.broker, turn.post.lost_since(peer.broker).is_some_and(|since| turn.since(since) >= LOST_MAX));
         let waiting_bytes = peer.waiting_bytes();
         if peer.round.as_ref().is_some_and(|round| turn.since(round.progress_at) >= ROUND_MAX) {
@@ -185,13 +193,16 @@ impl Owner {
         } else if waiting_bytes > 0 && peer.out.is_full(waiting_bytes) {
             peer.fail_round(turn);
         }
-        peer.pause_or_resume(turn, &journal, is_lost);
-        peer.name_when_due(turn, &journal);
+        peer.pause_or_resume(turn, journal, is_lost);
+        peer.name_when_due(turn, journal);
         let is_whole = peer.unguarded.is_empty() && peer.untold.is_empty();
         peer.whole_at = peer.whole_at.filter(|_| is_whole).or_else(|| is_whole.then_some(turn.now));
+        turn.router.orphans.set_untold(peer.untold_wills());
         match () {
             () if peer.paused_at.is_some_and(|since| turn.since(since) >= PAUSED_MAX) => self.give_up(turn, "it does not answer"),
-            () if peer.is_late(&journal, turn.now) => self.give_up(turn, "it does not come as far as clients wait for"),
+            () if journal.is_some_and(|journal| peer.is_late(journal, turn.now)) => {
+                self.give_up(turn, "it does not come as far as clients wait for")
+            }
             () if peer.rounds_failed >= ROUNDS_FAILED_MAX => self.give_up(turn, "it does not come as far"),
             () if peer.out.is_full(0) => self.give_up(turn, "it does not keep up"),
             () if self.is_leaving(turn, broker) => self.give_up(turn, "it is drained"),
@@ -200,7 +211,7 @@ impl Owner {
     }
 
     /// Looks for a broker for the replicas. Whether there is one now.
-    fn begin(&mut self, turn: &mut Turn<'_>, journal: &Journal) -> bool {
+    fn begin(&mut self, turn: &mut Turn<'_>, journal: Option<&Journal>) -> bool {
         if self.retry_at.is_some_and(|at| turn.now < at) || turn.router.pressure.level() == Level::Full {
             return false;
         }
@@ -211,7 +222,9 @@ impl Owner {
         let Some(clock) = turn.router.retained.clock() else { return false };
         // Of two streams the later counts.
         self.last_stream = clock.tick(turn.now).time.max(self.last_stream + 1);
-        journal.open_tap();
+        if let Some(journal) = journal {
+            journal.open_tap();
+        }
         let sessions = turn.router.registry.iter().map(|held| Arc::clone(held.value()));
         let waiting = |subscriber: Arc<Subscriber>| (subscriber.id, Followed::new(subscriber, turn.now));
         let sessions: HashMap<_, _, _> = sessions.filter(|subscriber| subscriber.lock().is_durable()).map(waiting).collect();
@@ -219,6 +232,8 @@ impl Owner {
         let unguarded = sessions.keys().copied().collect();
         let mut out = Outgoing::default();
         out.words().put(&Item::Begin);
+        let life = turn.router.registers().and_then(|registers| registers.life_of(turn.own));
+        out.words().put(&Item::Life { incarnation: life.map_or(0, |life| life.0) });
         self.peer = Some(Peer {
             broker,
             stream: self.last_stream,
@@ -231,6 +246,7 @@ impl Owner {
             round: None,
             rounds_failed: 0,
             copies: VecDeque::new(),
+            wills: ToldWills::all(turn.router),
             dealt: Items::default(),
             marks: VecDeque::new(),
             held: 0,
@@ -286,6 +302,7 @@ impl Owner {
         for followed in peer.sessions.values().filter(|followed| followed.stage != Stage::Waiting) {
             followed.subscriber.follow(&mut followed.subscriber.lock(), false);
         }
+        turn.router.orphans.follow(false);
         turn.router.subscriptions_changed(0);
         if let Some(journal) = turn.router.journal() {
             journal.close_tap();
@@ -382,6 +399,11 @@ impl Peer {
         self.held >= self.out.last()
     }
 
+    /// Wills of which the other broker is not known to know how they stand; none where it is not there.
+    fn untold_wills(&self) -> usize {
+        if self.paused_at.is_some() { 0 } else { self.wills.due() + usize::from(self.out.known() < self.out.last()) }
+    }
+
     fn is_silent(&self, now: Instant) -> bool {
         // Where nobody waits for it there is time.
         let patience = if self.is_idle() { SILENCE_IDLE } else { SILENCE_MAX };
@@ -401,10 +423,10 @@ impl Peer {
     }
 
     /// Who comes to another broker may go on with what this one has, from now on: its stream is known, so there is no older one.
-    fn name_when_due(&mut self, turn: &Turn<'_>, journal: &Journal) {
+    fn name_when_due(&mut self, turn: &Turn<'_>, journal: Option<&Journal>) {
         if self.paused_at.is_none()
             && self.out.known() > 0
-            && self.named_from.is_some_and(|from| journal.reached(Reach::Held) >= from)
+            && self.named_from.is_some_and(|from| journal.is_none_or(|journal| journal.reached(Reach::Held) >= from))
         {
             self.named_from = None;
             Self::name(turn, Some(self.broker));
@@ -412,11 +434,12 @@ impl Peer {
     }
 
     /// A link that is lost for a moment, or a broker that stands still, is no reason to copy all sessions anew.
-    fn pause_or_resume(&mut self, turn: &Turn<'_>, journal: &Journal, is_lost: bool) {
+    fn pause_or_resume(&mut self, turn: &Turn<'_>, journal: Option<&Journal>, is_lost: bool) {
+        let is_unawaited = || journal.is_some_and(|journal| !journal.is_replica_awaited());
         match self.paused_at {
             // Whoever looks after this task has done so already, where that came late.
-            None if is_lost || self.is_silent(turn.now) || !journal.is_replica_awaited() => {
-                journal.pause_tap();
+            None if is_lost || self.is_silent(turn.now) || is_unawaited() => {
+                journal.into_iter().for_each(Journal::pause_tap);
                 self.paused_at = Some(turn.now);
                 // What clients are sent from now on it does not know: nobody may go on with what it has.
                 Self::name(turn, None);
@@ -428,9 +451,9 @@ impl Peer {
             }
             Some(since) if !is_lost && self.answered_at > since && self.has_caught_up(turn.now) => {
                 (self.paused_at, self.progress_at) = (None, turn.now);
-                journal.resume_tap();
+                journal.into_iter().for_each(Journal::resume_tap);
                 // Clients may have been sent all that is told up to here, and it does not know of all that yet.
-                self.named_from = Some(journal.last());
+                self.named_from = Some(journal.map_or(0, Journal::last));
                 turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
             }
             _ => {}

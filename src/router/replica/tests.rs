@@ -1,5 +1,7 @@
 //! One broker, with its letters: what it says to another that is only heard, and what it makes of what that one says.
 
+mod wills;
+
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -22,7 +24,7 @@ use crate::router::handover::{Turn, put_covers};
 use crate::router::{Batch, ConnectRequest, Connection, Farewell, LinkDelivery, Router, RouterLimits, Subscribe};
 use crate::session::{
     Awaited, Connected, Copy, Journal, NextToSend, OutboundLimits, SessionExpiry, Stage, Subscriber, SubscriberId,
-    SubscriptionOptions,
+    SubscriptionOptions, Will,
 };
 use crate::shared::register::{Follow as _, Key, Registers, Value};
 use crate::shared::{Carry, Post, StampClock};
@@ -167,12 +169,29 @@ impl Rig {
     }
 
     fn connect_to(&mut self, client_id: &str, clean_start: bool) -> Connection {
+        self.connect_with(client_id, (clean_start, HOUR), None)
+    }
+
+    /// The task that reads letters and claims has a turn.
+    fn drive_moves(&mut self) {
+        self.router.drive_moves(&mut self.batch, [], self.now);
+        self.router.finish(&mut self.batch, self.now);
+    }
+
+    /// After that time all is done that is due.
+    fn expire(&mut self, after: Duration) {
+        self.now += after;
+        self.router.expire(&mut self.batch, self.now);
+        self.router.finish(&mut self.batch, self.now);
+    }
+
+    fn connect_with(&mut self, client_id: &str, (clean_start, expiry): (bool, SessionExpiry), will: Option<Will>) -> Connection {
         let request = ConnectRequest {
             client_id,
             clean_start,
-            expiry: HOUR,
+            expiry,
             silence_max: None,
-            will: None,
+            will,
             connected: Connected { version: ProtocolVersion::V5, window: 20, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
             address: None,
             access: None,
@@ -295,6 +314,8 @@ enum Told {
     Session { claim: u64, is_connected: bool },
     Guarded,
     Ended(u64),
+    Will { session: u64, is_away: bool, is_durable: bool },
+    WillGone(u64),
     Word,
 }
 
@@ -328,6 +349,8 @@ impl Owned {
                     Item::Session { claim, left, .. } => Told::Session { claim, is_connected: left.is_none() },
                     Item::Guarded { .. } => Told::Guarded,
                     Item::Ended { session } => Told::Ended(session),
+                    Item::Will { session, left, is_durable, .. } => Told::Will { session, is_away: left.is_some(), is_durable },
+                    Item::WillGone { session } => Told::WillGone(session),
                     _ => Told::Word,
                 });
             }

@@ -40,6 +40,9 @@ const DEALT: u8 = 15;
 const PART: u8 = 16;
 const BEGIN: u8 = 17;
 const COPY_PART: u8 = 18;
+const LIFE: u8 = 19;
+const WILL: u8 = 20;
+const WILL_GONE: u8 = 21;
 
 /// Whether a letter is one of these.
 pub(in crate::router) fn is_replicas(body: &[u8]) -> bool {
@@ -168,6 +171,12 @@ pub(super) enum Item<'a> {
     Part { bytes: &'a [u8] },
     /// Goes before the bytes of the head, or the copy, of that session, behind others like this. Between them other items may come.
     CopyPart { session: u64, bytes: &'a [u8] },
+    /// In which life the broker is.
+    Life { incarnation: u64 },
+    /// The session's client has brought a will, with that claim. `left` as of a session; whether it is on the broker's disk.
+    Will { session: u64, claim: u64, left: Option<Duration>, is_durable: bool, bytes: &'a [u8] },
+    /// The session has no will any more.
+    WillGone { session: u64 },
 }
 
 impl<'a> Item<'a> {
@@ -191,7 +200,10 @@ impl<'a> Item<'a> {
             | Self::Ended { .. }
             | Self::Dealt { .. }
             | Self::Part { .. }
-            | Self::CopyPart { .. } => None,
+            | Self::CopyPart { .. }
+            | Self::Life { .. }
+            | Self::Will { .. }
+            | Self::WillGone { .. } => None,
         }
     }
 
@@ -256,6 +268,12 @@ impl<'a> Item<'a> {
                 numbers(COPY_PART, &[*session]);
                 put_block(out, bytes);
             }
+            Self::Life { incarnation } => numbers(LIFE, &[*incarnation]),
+            Self::Will { session, claim, left, is_durable, bytes } => {
+                numbers(WILL, &[*session, *claim, left_to_number(*left), u64::from(*is_durable)]);
+                put_block(out, bytes);
+            }
+            Self::WillGone { session } => numbers(WILL_GONE, &[*session]),
         }
     }
 
@@ -304,6 +322,13 @@ impl<'a> Item<'a> {
                 Self::Session { session: first, claim, expiry, left }
             }
             ENDED => Self::Ended { session: first },
+            LIFE => Self::Life { incarnation: first },
+            WILL => {
+                let (claim, left) = (reader.varint("claim")?, number_to_left(reader.varint("time since it left, ms")?));
+                let is_durable = reader.varint_max(1, "on disk")? == 1;
+                Self::Will { session: first, claim, left, is_durable, bytes: reader.block("will")? }
+            }
+            WILL_GONE => Self::WillGone { session: first },
             DEALT => Self::Dealt { first, last: reader.varint("id")? },
             other => return Err(FrameError::Value { field: "item", value: other.into() }),
         })
@@ -369,6 +394,9 @@ mod tests {
             head(SessionExpiry::After(Duration::from_secs(60))),
             Item::Ended { session },
             Item::Dealt { first: 0, last: 9 },
+            Item::Life { incarnation: 1 << 60 },
+            Item::Will { session, claim: 5, left: Some(Duration::from_millis(3)), is_durable: true, bytes },
+            Item::WillGone { session },
         ];
         let mut said = Vec::new();
         items.iter().for_each(|item| item.encode(&mut said));

@@ -18,6 +18,7 @@ const ASK_DEALT: u8 = 21;
 const DEALT: u8 = 22;
 const LEAVING: u8 = 23;
 const REPLICA: u8 = 24;
+const WILL: u8 = 25;
 
 /// Set in the kind of a key that is taken out.
 const REMOVED: u8 = 0x80;
@@ -45,6 +46,8 @@ pub enum Key {
     Leaving,
     /// Where the replicas of the broker's sessions are.
     Replica,
+    /// The will of a client of that other broker, which could not be reached: it is published, or its client has come back. What the other has of it is void.
+    Will(BrokerId, Arc<str>),
     /// Of a newer version.
     Unknown(u8, Arc<[u8]>),
 }
@@ -96,7 +99,7 @@ pub enum Value {
     Empty,
     /// Of a [`Key::Filter`] of a share group.
     Members(ShareMembers),
-    /// Of [`Key::Session`].
+    /// Of [`Key::Session`]; of [`Key::Will`], the claim of the connection that brought it.
     Claim(Claim),
     /// Of [`Key::Echo`].
     Echo(Echo),
@@ -125,6 +128,7 @@ impl Key {
             Self::Dealt(_) => DEALT,
             Self::Leaving => LEAVING,
             Self::Replica => REPLICA,
+            Self::Will(..) => WILL,
             Self::Unknown(kind, _) => *kind,
         }
     }
@@ -137,6 +141,7 @@ impl Key {
             Self::Dealt(OriginLane { origin, log, lane }) => {
                 put_block(out, &[&origin.0.to_be_bytes()[..], &log.0.to_be_bytes(), &[lane.0]].concat());
             }
+            Self::Will(broker, client_id) => put_block(out, &[&broker.0.to_be_bytes()[..], client_id.as_bytes()].concat()),
             Self::Unknown(_, bytes) => put_block(out, bytes),
         }
     }
@@ -148,6 +153,7 @@ impl Key {
             Self::Everything | Self::Log | Self::AskDealt | Self::Leaving | Self::Replica => 0,
             Self::Echo(_) => size_of::<u64>(),
             Self::Dealt(_) => 2 * size_of::<u64>() + 1,
+            Self::Will(_, client_id) => size_of::<u64>() + client_id.len(),
             Self::Unknown(_, bytes) => bytes.len(),
         }
     }
@@ -165,6 +171,7 @@ impl Key {
             DEALT => Self::Dealt(read_origin_lane(bytes)?),
             LEAVING if bytes.is_empty() => Self::Leaving,
             REPLICA if bytes.is_empty() => Self::Replica,
+            WILL => read_will(bytes)?,
             _ => Self::Unknown(kind, bytes.into()),
         })
     }
@@ -200,7 +207,7 @@ impl Value {
 
     fn read(key: &Key, bytes: &[u8]) -> Self {
         let known = match key {
-            Key::Session(_) => read_claim(bytes).ok().map(Self::Claim),
+            Key::Session(_) | Key::Will(..) => read_claim(bytes).ok().map(Self::Claim),
             Key::Echo(_) => read_echo(bytes).ok().map(Self::Echo),
             Key::Filter(_) if !bytes.is_empty() => read_members(bytes).ok().map(Self::Members),
             Key::Bridge(_) => read_bridge(bytes).ok().map(Self::Bridge),
@@ -223,6 +230,13 @@ fn read_origin_lane(bytes: &[u8]) -> Result<OriginLane, FrameError> {
     let lane = LaneId(reader.byte("lane")?);
     reader.finish()?;
     Ok(OriginLane { origin, log, lane })
+}
+
+fn read_will(bytes: &[u8]) -> Result<Key, FrameError> {
+    let mut reader = Reader::new(bytes);
+    let broker = BrokerId(reader.u64("broker")?);
+    let client_id = std::str::from_utf8(reader.rest()).map_err(|_| FrameError::Text("register key"))?;
+    Ok(Key::Will(broker, Arc::from(client_id)))
 }
 
 fn read_dealt(bytes: &[u8]) -> Result<u64, FrameError> {

@@ -213,6 +213,16 @@ impl Registers {
         self.inner.lock().members.iter().map(|(id, member)| (*id, member.current.is_some())).collect()
     }
 
+    /// The latest life of that broker of which something is known: of this one its own, once it is settled.
+    #[must_use]
+    pub fn life_of(&self, broker: BrokerId) -> Option<Incarnation> {
+        let inner = self.inner.lock();
+        if broker == self.own {
+            return inner.life();
+        }
+        inner.members.get(&broker)?.best().map(|content| content.incarnation)
+    }
+
     /// Whether everybody who is asked has told that it took in our register up to `version`; who is no member yet has not. `None` asks all members.
     #[must_use]
     pub fn is_echoed_by(&self, asked: Option<&BTreeSet<BrokerId>>, version: u64) -> bool {

@@ -158,6 +158,15 @@ impl Register {
         });
     }
 
+    /// The will of that client of another broker is dealt with, which came with that claim; or that need not be known any more.
+    pub fn tell_will(&self, of: BrokerId, client_id: &Arc<str>, claim: Option<Claim>) {
+        let key = Key::Will(of, Arc::clone(client_id));
+        self.change(|pending| match claim {
+            Some(claim) => pending.put(key, Value::Claim(claim)),
+            None => pending.remove(key),
+        });
+    }
+
     /// Others are to tell how far they have dealt with that log, or need not any more.
     pub fn ask_dealt(&self, asks: bool, is_urgent: bool) {
         let asks = asks.then_some(is_urgent);

@@ -183,7 +183,7 @@ impl Peer {
         }
     }
 
-    pub(super) fn drive_round(&mut self, turn: &mut Turn<'_>, journal: &Journal, rounds: &mut u64) {
+    pub(super) fn drive_round(&mut self, turn: &mut Turn<'_>, journal: Option<&Journal>, rounds: &mut u64) {
         let Some(round) = &self.round else {
             // Of many sessions.
             if turn.since(self.looked_at) >= SETTLED {
@@ -214,7 +214,7 @@ impl Peer {
             (begun.iter().filter_map(copy_of).collect(), mesh.delivered())
         };
         let (copies, covers) = turn.quietly(look);
-        journal.kick();
+        journal.into_iter().for_each(Journal::kick);
         if let Some(round) = &mut self.round {
             (round.copies, round.covers, round.progress_at) = (copies, Some(covers), turn.now);
         }
