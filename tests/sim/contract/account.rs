@@ -280,7 +280,7 @@ impl Account {
             return inbox.order.push((number, qos, inbox.past));
         };
         // Whose broker has crashed before it was safe sends it again. To whom it went with QoS 2 it went when it was safe.
-        let is_published_twice = message.is_resent && (message.qos == QoS::AtLeastOnce || message.is_forgotten);
+        let is_published_twice = message.is_resent && (message.qos == QoS::AtLeastOnce || message.is_forgotten || message.is_back);
         // It is another session, and the broker knows nothing of what the former one had. Where all are new they have everything of each other.
         let is_begun_anew = before.losses < inbox.past.losses;
         // Both sides of a parted mesh go on with a session.

@@ -109,6 +109,8 @@ impl Client {
     /// mesh (`is_parted`) it may come from both.
     pub(super) fn flees(&mut self, home: usize, is_parted: bool, account: &mut Account) {
         self.moves(home);
+        // There it is as it was before, also as to what it is subscribed to.
+        self.is_forked |= is_parted;
         for flight in &self.in_flight {
             let message = &mut account.messages[flight.number];
             (message.stay, message.is_elsewhere) = (self.stay, true);

@@ -277,12 +277,12 @@ fn replicated_sessions_go_on_where_their_brokers_die() {
 
 #[test]
 fn replicated_sessions_go_on_where_links_are_cut_while_brokers_die() {
-    runs(12, REPLICATED_CUT);
+    runs(8, REPLICATED_CUT);
 }
 
 #[test]
 fn replicated_sessions_outlast_parted_meshes() {
-    runs(12, REPLICATED_PARTED);
+    runs(8, REPLICATED_PARTED);
 }
 
 #[test]

@@ -291,9 +291,10 @@ impl World {
         }
         let now = self.now;
         // What a script waits for is its own affair.
-        let all_is_well = now >= self.fault_at + CALM || self.fault_at == self.begin || self.plan.scripted;
+        let is_calm = now >= self.fault_at + CALM && !self.is_parted;
+        let all_is_well = is_calm || self.fault_at == self.begin || self.plan.scripted;
         // Where the old broker cannot be reached a session is begun anew.
-        let is_torn = self.plan.wanders && !all_is_well && (self.plan.deaths == 0 || self.is_parted);
+        let is_torn = self.plan.wanders && (self.is_parted || (!all_is_well && self.plan.deaths == 0));
         let may_forget = self.bereft.contains(&number) || self.clients[number].is_passing || is_torn;
         let was_up = self.clients[number].is_up();
         say_heard(self, number, bytes);
