@@ -530,6 +530,53 @@ fn a_reader_waits_where_the_ring_is_about_to_overtake_another_port() {
     assert_eq!((woken.0.load(Ordering::Relaxed), poll(&pair.down)), (4, Poll::Ready(())), "the link is gone");
 }
 
+/// `replay_log_full = "drop"`: in place of publishers and readers it is the slow link that pays.
+#[test]
+fn where_the_log_drops_nobody_waits_and_who_lags_is_told_what_it_lost() {
+    let begin = start();
+    let drops = |id| Broker::with(id, begin, |config| config.slows_publishers = false);
+    let now = later(begin);
+    let mut pair = Pair::new(drops(1), drops(2));
+    pair.open(now);
+    let (mut third, mut port) = (drops(3), End::new(&pair.parent, 3, 2));
+    let mut end = End::new(&third, 2, 1);
+    let mark = mark(1, 3);
+    end.port.open(&mark, now);
+    flow(&end, &mut port, &mut pair.parent, now).unwrap();
+    port.port.answer(&mark, now);
+    flow(&port, &mut end, &mut third, now).unwrap();
+
+    let lane = pair.child.replication.lane_for("t", QoS::AtLeastOnce).index();
+    let waiter = pair.child.replication.waiter();
+    let mut context = Context::from_waker(Waker::noop());
+    let payloads: Vec<_> = (0..2 * RING_BLOCKS).map(|n| n.to_string()).collect();
+    for payload in &payloads[..RING_BLOCKS + 3] {
+        pair.child.publish(payload, QoS::AtLeastOnce, None, now);
+        assert_eq!((pair.child.replication.lagging(), waiter.poll(&mut context)), (false, Poll::Ready(())), "{payload}");
+    }
+    pair.flow_up(now).unwrap();
+    let gaps = |broker: &Broker| (broker.counters().gaps_sent.value(), broker.counters().gaps_received.value());
+    assert_eq!(pair.parent.got(), payloads[3..RING_BLOCKS + 3], "the oldest are gone");
+    assert_eq!((gaps(&pair.child), gaps(&pair.parent)), ((1, 0), (0, 1)));
+
+    // One that keeps up reads on, whoever else lags.
+    for payload in &payloads[RING_BLOCKS + 3..] {
+        pair.child.publish(payload, QoS::AtLeastOnce, None, now);
+        pair.flow_up(now).unwrap();
+        assert_eq!(pair.down.port.lanes()[lane].poll_others(&mut context), Poll::Ready(()), "{payload}");
+    }
+    assert_eq!((pair.parent.got().last().copied(), gaps(&pair.parent)), (payloads.last().map(String::as_str), (0, 1)));
+    flow(&port, &mut end, &mut third, now).unwrap();
+    for _ in 0..3 {
+        pair.flow_down(now).unwrap();
+        pair.flow_up(now).unwrap();
+        flow(&port, &mut end, &mut third, now).unwrap();
+        flow(&end, &mut port, &mut pair.parent, now).unwrap();
+    }
+    assert_eq!(third.got(), payloads[RING_BLOCKS..], "as many as a ring holds");
+    assert_eq!((gaps(&pair.parent).0, gaps(&third).1), (1, 1));
+}
+
 #[test]
 fn a_lane_writer_is_woken_once_for_what_it_has_not_seen() {
     let now = start();

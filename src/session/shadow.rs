@@ -220,6 +220,7 @@ impl Shadow {
     pub(super) fn arrive(&mut self, variants: &mut Variants, message: &Message<'_>, delivery: &Delivery<'_>) -> Outcome {
         let Some(source) = variants.source.clone().filter(|_| !self.is_broken && variants.memory != Level::Full) else {
             self.give_up();
+            // Nobody has lost it: the session's own broker has it.
             return Outcome::Away;
         };
         if self.is_alone && !self.make_room() {

@@ -30,7 +30,7 @@
 //! broker is back, its log brings the first copy as well.
 //!
 //! `Deviation:` in a partition both sides go on. A client that was served by its broker after that had given the replica up, and then comes to the other side, may be sent once more
-//! what it has had at QoS 2.
+//! what it has had at QoS 2. Nor is a subscription known there that was made or given up meanwhile: it is told that its session is present, and has to subscribe again.
 //!
 //! | file | duty |
 //! |---|---|

@@ -478,6 +478,8 @@ fn a_replica_whose_message_does_not_arrive_is_over_after_a_second() {
     assert!(said.contains(&Said::Answer { known: 6, held: 6 }), "{said:?}");
     kept.wait(Duration::from_millis(250));
     assert_eq!(kept.turn(), [Said::Lost(1)], "the other one is as it was");
+    kept.rig.arrive("t", 7, QoS::AtLeastOnce);
+    assert_eq!(kept.rig.router.metrics().dropped_queue_full.value(), 0, "what comes for a replica that is over is not lost");
 }
 
 /// Who dies before its message has come to the replica has not sent it.

@@ -14,6 +14,9 @@ pub(super) const TOPICS: usize = 6;
 /// The digits of a message's number, with which its payload begins.
 pub(super) const NUMBER_BYTES: usize = 8;
 
+/// Messages that a broker lets a client have in flight.
+pub(super) const SENT_MAX: u16 = 20;
+
 /// The name of the share group of a filter, if it has one, and the rest.
 fn split(filter: &str) -> (Option<&str>, &str) {
     match filter.strip_prefix("$share/").and_then(|rest| rest.split_once('/')) {
@@ -47,7 +50,7 @@ pub(super) struct Message {
     pub(super) is_resent: bool,
     /// Its broker has crashed before it was acknowledged.
     pub(super) is_forgotten: bool,
-    /// It was sent again to another broker; and its own has crashed before it was acknowledged and is back, which may have it on its disk.
+    /// It was sent again to another broker; and its own has crashed before it was acknowledged and is back, which may have it on its disk, or was in another part of the mesh.
     pub(super) is_elsewhere: bool,
     pub(super) is_back: bool,
     /// Its broker lost it: what others have of it they may have or not.
@@ -85,6 +88,8 @@ struct Past {
     losses: u32,
     /// Its client has gone to another broker.
     hops: u32,
+    /// While the mesh was in two parts.
+    sides: u32,
     /// When its connection began.
     connected_at: Option<Instant>,
 }
@@ -99,6 +104,10 @@ struct Inbox {
     past: Past,
     /// What it has by now.
     present: Past,
+    /// Copies that came again.
+    again: usize,
+    /// What came with QoS 1 or 2 since the connection began.
+    since_connect: usize,
     /// First copies, in their order, with the QoS with which they came, and what there had been by then.
     order: Vec<(usize, QoS, Past)>,
 }
@@ -120,6 +129,8 @@ pub(super) struct Account {
     pub(super) wanders: bool,
     /// Copies that were second ones and may be.
     pub(super) repeated: u64,
+    /// Those of QoS 1 that said so, and came when more had come on their connection than may be in flight.
+    pub(super) marked_behind: u64,
 }
 
 /// What is found in the end.
@@ -230,6 +241,11 @@ impl Account {
         self.inbox(client).present.hops += 1;
     }
 
+    /// Likewise, while the mesh is in two parts.
+    pub(super) fn changes_sides(&mut self, client: usize) {
+        self.inbox(client).present.sides += 1;
+    }
+
     /// The client has another session.
     pub(super) fn begins_anew(&mut self, client: usize) {
         self.torn.extend(self.members.get(&client).filter(|_| self.wanders));
@@ -243,6 +259,7 @@ impl Account {
         let inbox = self.inbox(client);
         inbox.present.connected_at = Some(now);
         inbox.past = inbox.present;
+        inbox.since_connect = 0;
     }
 
     /// A client gets a message.
@@ -257,28 +274,42 @@ impl Account {
         let asked = inbox.subscriptions.iter().any(|one| topic::matches(&one.filter, &name));
         assert!(asked, "client {client} gets message {number}, for which it never asked");
         assert!(!message.is_refused || message.is_resent, "client {client} gets message {number}, which was refused");
+        inbox.since_connect += usize::from(qos != QoS::AtMostOnce);
+        let is_behind = inbox.since_connect > usize::from(SENT_MAX);
         let Some((before_qos, before)) = inbox.got.insert(number, (qos, inbox.past)) else {
             return inbox.order.push((number, qos, inbox.past));
         };
         // Whose broker has crashed before it was safe sends it again. To whom it went with QoS 2 it went when it was safe.
-        let is_published_twice = message.is_resent && (message.qos == QoS::AtLeastOnce || message.is_forgotten);
+        let is_published_twice = message.is_resent && (message.qos == QoS::AtLeastOnce || message.is_forgotten || message.is_back);
         // It is another session, and the broker knows nothing of what the former one had. Where all are new they have everything of each other.
         let is_begun_anew = before.losses < inbox.past.losses;
+        // Both sides of a parted mesh go on with a session.
+        let has_changed_sides = before.sides < inbox.past.sides;
         let may_repeat = match qos {
             // Nobody at the one broker tells the other what a client had of it.
             QoS::AtMostOnce => is_published_twice || is_begun_anew || self.wanders,
             // What goes with QoS 0 or 1 goes before it is safe: a broker that has crashed does not know it, and says that the client may have had it. One that
             // has the session from another broker does not know of the crash.
             QoS::AtLeastOnce => {
-                let is_unmarked = self.wanders && has_crashed(before, inbox);
+                let is_unmarked = self.wanders && (has_crashed(before, inbox) || has_changed_sides);
                 // Who was picked and cannot be reached may have given it to its member all the same.
                 is_group || is_dup || is_published_twice || is_begun_anew || is_unmarked
             }
             // See the `Deviation:` of replicas.
-            QoS::ExactlyOnce => is_begun_anew || message.is_back || (before_qos < qos && has_crashed(before, inbox)),
+            QoS::ExactlyOnce => {
+                is_begun_anew || has_changed_sides || message.is_back || (before_qos < qos && has_crashed(before, inbox))
+            }
         };
         assert!(may_repeat, "client {client} gets message {number} twice, with {qos:?} and DUP {is_dup}: {message:?}");
+        self.inboxes[place].again += 1;
+        self.marked_behind += u64::from(is_behind && is_dup && qos == QoS::AtLeastOnce);
         self.repeated += 1;
+    }
+
+    /// How many messages the client has got, and how many copies came again.
+    pub(super) fn got(&self, client: usize) -> (usize, usize) {
+        let inbox = &self.inboxes[self.place(client)];
+        (inbox.got.len(), inbox.again)
     }
 
     /// Every publisher's messages of one topic and QoS class came in order. `is_lossy`: first copies may be lost.

@@ -43,6 +43,9 @@ pub(super) struct Client {
     unread: Vec<u8>,
     /// There may be another session of it, which is older or newer.
     is_forked: bool,
+    /// It answers nothing now, and this later.
+    pub(super) is_mute: bool,
+    pub(super) unsaid: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,12 +105,16 @@ impl Client {
         }
     }
 
-    /// Its broker is dead, or about to be, and it goes to another. What it has in flight has no order with what that broker has of it.
-    pub(super) fn flees(&mut self, home: usize, account: &mut Account) {
+    /// Its broker is dead, or about to be, and it goes to another. What it has in flight has no order with what that broker has of it; and where that lives on in another part of the
+    /// mesh (`is_parted`) it may come from both.
+    pub(super) fn flees(&mut self, home: usize, is_parted: bool, account: &mut Account) {
         self.moves(home);
+        // There it is as it was before, also as to what it is subscribed to.
+        self.is_forked |= is_parted;
         for flight in &self.in_flight {
             let message = &mut account.messages[flight.number];
             (message.stay, message.is_elsewhere) = (self.stay, true);
+            message.is_back |= is_parted;
         }
     }
 
@@ -119,6 +126,7 @@ impl Client {
     /// It begins a connection.
     pub(super) fn connects(&mut self, connection: u64) {
         self.connection = Some(connection);
+        self.unsaid.clear();
         self.is_up = false;
         self.unread.clear();
     }

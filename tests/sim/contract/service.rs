@@ -16,10 +16,8 @@ use mqtt_st_quic::replication;
 use mqtt_st_quic::router::{Batch, ConnectRequest, Connection, Farewell, Ingress, RouteCache, Routed, Router, Subscribe};
 use mqtt_st_quic::session::{Awaited, Connected, Drained, Message, NextToSend, SessionExpiry, SubscriptionOptions, Ticket, Waiter};
 
+use super::account::SENT_MAX;
 use super::client::{VERSION, put};
-
-/// What the broker lets clients have in flight.
-const WINDOW: u16 = 20;
 
 /// See the module's page.
 pub(super) struct Service {
@@ -77,7 +75,7 @@ impl Service {
             expiry: if caller.is_passing { SessionExpiry::WithConnection } else { SessionExpiry::Never },
             silence_max: None,
             will: None,
-            connected: Connected { version: VERSION, window: WINDOW, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
+            connected: Connected { version: VERSION, window: SENT_MAX, packet_bytes_max: usize::MAX, topic_alias_max: 0 },
             address: None,
             access: Some(Arc::clone(&caller.access)),
         };

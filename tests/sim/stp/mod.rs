@@ -5,7 +5,7 @@ mod explore;
 #[allow(dead_code, reason = "the fuzz target uses the rest")]
 mod model;
 pub mod phases;
-mod scenario;
+pub(crate) mod scenario;
 pub mod topology;
 #[allow(dead_code, unused_imports, reason = "the example and the text scenarios use the rest")]
 pub mod world;

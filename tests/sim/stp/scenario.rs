@@ -325,7 +325,7 @@ fn changes(world: &World) -> Changes {
     world.brokers.iter().enumerate().filter_map(life).collect()
 }
 
-fn pairs<'a>(words: &'a [&'a str]) -> Result<Vec<(&'a str, &'a str)>, String> {
+pub(crate) fn pairs<'a>(words: &'a [&'a str]) -> Result<Vec<(&'a str, &'a str)>, String> {
     let pair = |pair: &'a [&'a str]| match pair {
         [key, value] => Ok((*key, *value)),
         _ => Err(format!("{:?} has no value", pair.join(" "))),
@@ -333,7 +333,7 @@ fn pairs<'a>(words: &'a [&'a str]) -> Result<Vec<(&'a str, &'a str)>, String> {
     words.chunks(2).map(pair).collect()
 }
 
-fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{text:?} is no number that fits here"))
 }
 
@@ -344,7 +344,7 @@ fn both(text: &str) -> Result<[u32; 2], String> {
     if costs.contains(&0) { Err("a link costs 1 at least".to_owned()) } else { Ok(costs) }
 }
 
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (count, unit) = text.split_at(end);
     let unit = match unit {

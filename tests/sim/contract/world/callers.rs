@@ -56,27 +56,31 @@ impl World {
         for _ in 0..self.rng.random_range(1..5) {
             let (topic, qos) = (self.rng.random_range(0..TOPICS), self.any_qos());
             let bytes = if self.rng.random_bool(0.05) { self.rng.random_range(NUMBER_BYTES..10_000) } else { NUMBER_BYTES };
-            let client = &mut self.clients[number];
-            let message = Message {
-                by: number,
-                stay: 0,
-                broker: client.home,
-                life: self.claims[client.home].incarnation,
-                topic,
-                qos,
-                bytes,
-                at: self.now,
-                is_taken: false,
-                is_refused: false,
-                is_resent: false,
-                is_forgotten: false,
-                is_elsewhere: false,
-                is_back: false,
-                is_orphan: false,
-            };
-            client.publish(message, &mut self.account, out);
-            say!(self, "client {number} has published up to {}", self.account.messages.len());
+            self.publish_one(number, topic, qos, bytes, out);
         }
+    }
+
+    pub(super) fn publish_one(&mut self, number: usize, topic: usize, qos: QoS, bytes: usize, out: &mut Vec<u8>) {
+        let client = &mut self.clients[number];
+        let message = Message {
+            by: number,
+            stay: 0,
+            broker: client.home,
+            life: self.claims[client.home].incarnation,
+            topic,
+            qos,
+            bytes,
+            at: self.now,
+            is_taken: false,
+            is_refused: false,
+            is_resent: false,
+            is_forgotten: false,
+            is_elsewhere: false,
+            is_back: false,
+            is_orphan: false,
+        };
+        client.publish(message, &mut self.account, out);
+        say!(self, "client {number} has published up to {}", self.account.messages.len());
     }
 
     /// The client is gone, and comes back. What it has sent arrives or does not.
@@ -90,15 +94,26 @@ impl World {
         self.clients[number].leaves(&mut self.account);
         if self.plan.wanders && !self.clients[number].is_passing && self.rng.random_bool(0.7) {
             let home = self.rng.random_range(0..self.brokers.len());
-            if self.plan.deaths > 0 {
-                self.clients[number].flees(home, &mut self.account);
+            if self.plan.deaths > 0 || self.plan.replicas {
+                self.flee(number, home);
             } else {
                 self.clients[number].moves(home);
+                self.account.moves(number);
             }
-            self.account.moves(number);
         }
         let away_us = if self.rng.random_bool(0.3) { 1_000 } else { 1_500_000 };
         self.within(away_us, Event::Connect { client: number });
+    }
+
+    /// The client goes to another broker while its own is dead, or could be.
+    fn flee(&mut self, number: usize, home: usize) {
+        // Where links fail as they like nobody knows whether there are two parts.
+        let is_parted = self.is_parted || (self.plan.replicas && self.now < self.fault_at + CALM);
+        self.clients[number].flees(home, is_parted, &mut self.account);
+        self.account.moves(number);
+        if is_parted {
+            self.account.changes_sides(number);
+        }
     }
 
     pub(super) fn connect(&mut self, number: usize) {
@@ -109,9 +124,9 @@ impl World {
         let Some(broker) = self.brokers[home].as_ref() else {
             if self.plan.deaths > 0 && self.rng.random_bool(0.7) {
                 let home = self.rng.random_range(0..self.brokers.len());
-                self.clients[number].flees(home, &mut self.account);
-                self.account.moves(number);
+                self.flee(number, home);
             }
+            assert!(!self.plan.scripted, "client {number} comes to broker {home}, which is down");
             return self.within(300_000, Event::Connect { client: number });
         };
         self.connections += 1;
@@ -125,7 +140,7 @@ impl World {
 
     /// When what is sent now arrives.
     pub(super) fn arrival(&mut self, connection: u64, is_to_broker: bool) -> Instant {
-        let slow = if self.rng.random_bool(0.03) { 100_000 } else { 0 };
+        let slow = if self.chance(0.03) { 100_000 } else { 0 };
         let delay = Duration::from_micros(self.rng.random_range(50..1_000 + slow));
         let now = self.now;
         let pipe = self.pipes.get_mut(&connection).unwrap();
@@ -215,7 +230,7 @@ impl World {
     }
 
     pub(super) fn turn_soon(&mut self, connection: u64) {
-        let slow_us = if self.rng.random_bool(0.03) { 100_000 } else { 1_000 };
+        let slow_us = if self.chance(0.03) { 100_000 } else { 1_000 };
         if let Some(pipe) = self.pipes.get_mut(&connection)
             && !std::mem::replace(&mut pipe.turns, true)
         {
@@ -262,7 +277,9 @@ impl World {
         let Some(pipe) = self.pipes.remove(&connection) else { return };
         if self.clients[pipe.client].connection == Some(connection) {
             self.clients[pipe.client].leaves(&mut self.account);
-            self.within(500_000, Event::Connect { client: pipe.client });
+            if !self.plan.scripted {
+                self.within(500_000, Event::Connect { client: pipe.client });
+            }
         }
     }
 
@@ -273,22 +290,27 @@ impl World {
             return;
         }
         let now = self.now;
-        let all_is_well = now >= self.fault_at + CALM || self.fault_at == self.begin;
+        // What a script waits for is its own affair.
+        let is_calm = now >= self.fault_at + CALM && !self.is_parted;
+        let all_is_well = is_calm || self.fault_at == self.begin || self.plan.scripted;
         // Where the old broker cannot be reached a session is begun anew.
-        let is_torn = self.plan.wanders && !all_is_well && self.plan.deaths == 0;
+        let is_torn = self.plan.wanders && (self.is_parted || (!all_is_well && self.plan.deaths == 0));
         let may_forget = self.bereft.contains(&number) || self.clients[number].is_passing || is_torn;
         let was_up = self.clients[number].is_up();
         say_heard(self, number, bytes);
         let mut out = Vec::new();
         let mut around = Surroundings { account: &mut self.account, all_is_well, may_forget, is_torn, now };
         self.clients[number].hear(bytes, &mut around, &mut out);
+        if self.clients[number].is_mute {
+            self.clients[number].unsaid.append(&mut out);
+        }
         if !was_up && self.clients[number].is_up() {
             say!(self, "client {number} is connected");
             // Its broker may have crashed while that was on its way.
             if self.server(connection).is_some() {
                 self.bereft.remove(&number);
             }
-            if !self.clients[number].has_wishes() {
+            if !self.clients[number].has_wishes() && !self.plan.scripted {
                 let (filter, qos) = match self.group_of(number) {
                     Some(filter) => (filter.to_owned(), QoS::ExactlyOnce),
                     None => (self.any_filter(), self.any_qos()),

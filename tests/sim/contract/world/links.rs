@@ -39,8 +39,9 @@ impl World {
         for end in 0..2 {
             let [number, peer] = self.ends(link, end);
             let port = PortId { peer: self.claims[peer].id, generation };
-            let broker = self.brokers[number].as_mut().unwrap();
             let mut out = Vec::new();
+            self.tell_clock(number, port);
+            let broker = self.brokers[number].as_mut().unwrap();
             broker.registers.begin(broker.life);
             broker.registers.port_up(port, now, &mut out);
             self.say_all(number, out);
@@ -49,11 +50,36 @@ impl World {
         }
     }
 
+    /// The neighbour is told what time it is here: on a stream of its own, so it comes before what else is said, or behind it.
+    fn tell_clock(&mut self, number: usize, port: PortId) {
+        let (now, broker) = (self.now, self.brokers[number].as_ref().unwrap());
+        let Some(clock) = broker.router.retained().clock().filter(|_| self.plan.clocks) else { return };
+        let unix_ms = clock.say(now);
+        let Some(link) = self.links.iter().position(|link| link.generation == Some(port.generation)) else { return };
+        let end = usize::from(self.links[link].ends[0] == number);
+        self.at(now + CLOCK_DELAY, Event::Clock { link, generation: port.generation, end, unix_ms });
+    }
+
+    /// Who was behind tells its other neighbours.
+    pub(super) fn hear_clock(&mut self, link: usize, generation: u64, end: usize, unix_ms: u64) {
+        let ([number, _], now) = (self.ends(link, end), self.now);
+        if self.links[link].generation != Some(generation) || self.links[link].deaf == Some(end) {
+            return;
+        }
+        let Some(broker) = self.brokers[number].as_ref() else { return };
+        let word = broker.router.retained().clock().map(|clock| clock.hear(unix_ms, now));
+        assert!(!matches!(word, Some(ClockWord::Absurd(_))), "{word:?}");
+        if matches!(word, Some(ClockWord::Behind(_))) {
+            let others: Vec<PortId> = broker.ports.keys().filter(|port| port.generation != generation).copied().collect();
+            others.into_iter().for_each(|port| self.tell_clock(number, port));
+        }
+    }
+
     /// In both directions at once, or in one first.
     pub(super) fn cut(&mut self, link: usize) {
         self.fault_at = self.now;
         let Some(generation) = self.links[link].generation else { return };
-        if self.links[link].deaf.is_none() && self.rng.random_bool(0.3) {
+        if self.links[link].deaf.is_none() && self.chance(0.3) {
             let deaf = self.rng.random_range(0..2);
             say!(self, "broker {} hears nothing any more on link {:?}", self.links[link].ends[deaf], self.links[link].ends);
             self.links[link].deaf = Some(deaf);
@@ -68,7 +94,7 @@ impl World {
         if let Some(generation) = self.links[link].generation.take() {
             self.find_ways();
             say!(self, "link {:?} is cut", self.links[link].ends);
-            let detection_us = if self.rng.random_bool(0.2) { 500_000 } else { 30_000 };
+            let detection_us = if self.chance(0.2) { 500_000 } else { 30_000 };
             (0..2).for_each(|end| self.within(detection_us, Event::LinkDown { link, generation, end }));
         }
     }
@@ -99,7 +125,7 @@ impl World {
             Stream::Control(_) => (usize::MAX, 0),
             Stream::Lane(lane, bytes) => (*lane, bytes.len() as u64),
         };
-        let slow = if self.rng.random_bool(0.05) { 40_000 } else { 0 };
+        let slow = if self.chance(0.05) { 40_000 } else { 0 };
         let stands = if self.plan.stalls && bytes > 0 && self.rng.random_bool(0.01) { 4_000_000 } else { 0 };
         let delay = Duration::from_micros(self.rng.random_range(100..3_000 + slow + stands));
         let takes = Duration::from_micros(bytes * 1_000_000 / self.plan.lane_rate);
@@ -167,7 +193,7 @@ impl World {
     }
 
     pub(super) fn send_lane(&mut self, writer: Writer) {
-        let budget = self.rng.random_range(1..3_000);
+        let budget = if self.plan.scripted { 8_000 } else { self.rng.random_range(1..3_000) };
         let (credit, now) = (self.plan.credit, self.now);
         let waker = self.waker(Sleeper::Writer(writer));
         let Some(end) = self.brokers[writer.broker].as_mut().and_then(|broker| broker.ports.get_mut(&writer.port)) else { return };

@@ -14,7 +14,7 @@ impl World {
         say!(self, "broker {number} starts, life {}", life.0);
         let journal = self.has_disk[number].then(Journal::new);
         let outbound = OutboundLimits {
-            inflight_max: 20,
+            inflight_max: SENT_MAX,
             inflight_bytes_max: usize::MAX,
             queued_messages_max: u32::MAX,
             queued_bytes_max: usize::MAX,
@@ -24,7 +24,8 @@ impl World {
         let limits = RouterLimits { outbound, shared: SharedStrategy::default() };
         let router = Arc::new(Router::new(limits, Arc::new(Metrics::default()), journal.clone(), now));
         let registers = Registers::new(claim.id, MEMBER_TIMEOUT, REGISTER_FILTERS_MAX);
-        let unix = Duration::from_secs(1_700_000_000) + now.saturating_duration_since(self.begin);
+        let ahead = if self.plan.clocks { CLOCKS_S[number % CLOCKS_S.len()] } else { 0 };
+        let unix = Duration::from_secs(1_700_000_000 + ahead) + now.saturating_duration_since(self.begin);
         router.share_retained(StampClock::new(self.rng.random(), unix, now), Duration::from_secs(86_400));
         router.join_registers(Arc::clone(&registers));
         let log = if journal.is_some() { self.restore(number, &router) } else { RestoredLog::default() };
@@ -39,7 +40,7 @@ impl World {
             origin: claim.id,
             log: LogId(self.rng.random()),
             lanes_per_class: LANES_PER_CLASS,
-            ring_blocks: self.plan.ring_blocks,
+            ring_blocks: self.rings[number],
             ring_bytes: self.plan.ring_bytes,
             ring_age: self.plan.ring_age,
             slows_publishers: true,
@@ -58,7 +59,7 @@ impl World {
         let carry: Arc<dyn Carry> = Arc::clone(&carrier) as _;
         post.open(Arc::downgrade(&carry));
         router.join_post(Arc::clone(&post));
-        if self.plan.deaths > 0 {
+        if self.plan.deaths > 0 || self.plan.replicas {
             router.replicate_sessions();
         }
         self.account.returns(number);
@@ -111,22 +112,70 @@ impl World {
     /// Brokers die one after the other, each when all of its sessions have replicas, and are back after a while.
     pub(in super::super) fn let_die(&mut self) {
         for _ in 0..self.plan.deaths {
+            if self.plan.parts {
+                self.part();
+            }
             self.plan(Duration::from_secs(5), self.plan.acts / self.plan.deaths, 0);
+            self.plan_cuts(Duration::from_secs(5), self.plan.faults / self.plan.deaths);
             let number = self.rng.random_range(0..self.brokers.len());
             self.plan_messages(Duration::from_secs(9), self.plan.acts / self.plan.deaths);
             let wait = Duration::from_millis(self.rng.random_range(0..4_000));
             self.run(wait);
-            let (until, mut is_replicated) = (self.now + Duration::from_secs(40), 0);
-            while is_replicated < 30 {
-                self.run(Duration::from_millis(10));
-                is_replicated = if self.is_replicated(number) { is_replicated + 1 } else { 0 };
-                assert!(self.now < until, "the sessions of broker {number} have no replicas: {}", self.unreplicated(number));
+            self.await_replicas(number);
+            // It dies while a link is gone of which nobody knows as yet, or for which nothing has followed.
+            while self.plan.faults > 0 {
+                self.plan_cuts(Duration::ZERO, 1);
+                let since = Duration::from_millis(self.rng.random_range(0..700));
+                self.run(since);
+                if self.is_replicated(number) {
+                    break;
+                }
+                self.await_replicas(number);
             }
             let away = Duration::from_millis(self.rng.random_range(100..12_000));
             self.fall(number, Some(away));
             self.plan(away + Duration::from_secs(2), self.plan.acts / self.plan.deaths, 0);
+            self.plan_cuts(away + Duration::from_secs(2), self.plan.faults / self.plan.deaths);
             self.run(away + Duration::from_secs(4));
         }
+    }
+
+    fn await_replicas(&mut self, number: usize) {
+        let (until, mut is_replicated) = (self.now + Duration::from_secs(40), 0);
+        while is_replicated < 30 {
+            self.run(Duration::from_millis(10));
+            is_replicated = if self.is_replicated(number) { is_replicated + 1 } else { 0 };
+            assert!(self.now < until, "the sessions of broker {number} have no replicas: {}", self.unreplicated(number));
+        }
+    }
+
+    /// Links are cut within that time, each for less than it takes until anybody goes on without its session's broker.
+    fn plan_cuts(&mut self, span: Duration, count: usize) {
+        for _ in 0..count {
+            let link = self.rng.random_range(0..self.links.len());
+            let at = self.now + span.mul_f64(self.rng.random());
+            let mended = at + Duration::from_millis(self.rng.random_range(50..1_500));
+            self.at(at, Event::Cut { link });
+            self.at(mended, Event::Mend { link });
+        }
+    }
+
+    /// The mesh falls into two parts for a while, in which clients go where they like; then it is whole again.
+    fn part(&mut self) {
+        let sides: Vec<bool> = self.brokers.iter().map(|_| self.rng.random()).collect();
+        let crossing: Vec<usize> =
+            (0..self.links.len()).filter(|link| sides[self.links[*link].ends[0]] != sides[self.links[*link].ends[1]]).collect();
+        say!(self, "the mesh parts: {sides:?}");
+        self.is_parted = !crossing.is_empty();
+        crossing.iter().for_each(|link| self.cut(*link));
+        let span = Duration::from_millis(self.rng.random_range(100..9_000));
+        self.plan(span, self.plan.acts / self.plan.deaths, 0);
+        self.run(span);
+        say!(self, "the mesh is whole again");
+        crossing.iter().for_each(|link| self.up(*link));
+        self.fault_at = self.now;
+        self.run(CALM);
+        self.is_parted = false;
     }
 
     fn unreplicated(&self, number: usize) -> String {
@@ -156,7 +205,7 @@ impl World {
         self.fault_at = self.now;
         self.counts.add(&broker);
         let mut is_lost = !self.has_disk[number];
-        if !is_lost && self.rng.random_bool(0.5) && !self.is_failing[number] {
+        if !is_lost && self.chance(0.5) && !self.is_failing[number] {
             let changes = broker.writing.into_iter().flat_map(|(_, changes)| changes);
             changes.for_each(|change| self.disks[number].apply(change));
         }
@@ -182,6 +231,9 @@ impl World {
         let mine: Vec<u64> = self.pipes.iter().filter(|(_, pipe)| pipe.broker == number).map(|(id, _)| *id).collect();
         for connection in mine {
             self.within(300_000, Event::Dropped { connection });
+        }
+        if self.plan.scripted {
+            return;
         }
         let away = away.unwrap_or_else(|| Duration::from_micros(self.rng.random_range(0..=2_000_000)));
         self.at(self.now + away, Event::Start { broker: number });
@@ -306,6 +358,9 @@ impl World {
 
     pub(super) fn sync(&mut self, number: usize, life: Incarnation) {
         let is_failing = self.is_failing[number];
+        if self.stands[number] && self.alive(number, life).is_some() {
+            return self.within(10_000, Event::Sync { broker: number, life });
+        }
         let Some(broker) = self.alive(number, life) else { return };
         let journal = Arc::clone(broker.journal.as_ref().unwrap());
         if is_failing {

@@ -14,6 +14,7 @@ mod callers;
 mod links;
 mod lives;
 mod mesh;
+mod script;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -34,12 +35,14 @@ use mqtt_st_quic::replication::{Deliver, LaneEvent, LaneReceiver, MeshMessage, P
 use mqtt_st_quic::router::{Batch, Farewell, Fetch, LinkDelivery, Router, RouterLimits, Verdict};
 use mqtt_st_quic::session::{Change, Journal, OutboundLimits, RestoredLog};
 use mqtt_st_quic::shared::register::{self, DeltaHead, Follow, Judgement, Key, Registers, Say};
-use mqtt_st_quic::shared::{Carry, Post, Signature, StampClock};
+use mqtt_st_quic::shared::{Carry, ClockWord, Post, Signature, StampClock};
 use mqtt_st_quic::stp::{Bpdu, Input, Output, Stp, StpConfig};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::account::{Account, Message, NUMBER_BYTES, TOPICS, topic_name};
+pub(super) use script::Scripted;
+
+use super::account::{Account, Message, NUMBER_BYTES, SENT_MAX, TOPICS, topic_name};
 use super::client::{Client, Surroundings, VERSION, put};
 use super::disk::Disk;
 use super::service::{Caller, Service};
@@ -53,6 +56,10 @@ const MEMBER_TIMEOUT: Duration = Duration::from_secs(900);
 const TOSS_MAX_US: u64 = 200_000;
 /// What changes of who is behind whom is told after this time.
 const TELL_DELAY: Duration = Duration::from_millis(5);
+/// By how much brokers' clocks are ahead, seconds: of a few brokers some by more than a stamp may be that is believed.
+const CLOCKS_S: [u64; 4] = [0, 3_700, 7, 1_800];
+/// A word of the clock arrives after that time.
+const CLOCK_DELAY: Duration = Duration::from_millis(3);
 /// What a reader that brings too much waits at most before it says so.
 const TRANSIT_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -68,6 +75,14 @@ pub(super) struct Plan {
     pub(super) crashes: bool,
     /// So often one dies for a while, and its clients go elsewhere: sessions have replicas.
     pub(super) deaths: usize,
+    /// Sessions have replicas, also where brokers die without anybody's waiting until these are whole.
+    pub(super) replicas: bool,
+    /// Between deaths the mesh falls into two parts for a while.
+    pub(super) parts: bool,
+    /// The brokers' clocks differ.
+    pub(super) clocks: bool,
+    /// Nothing happens but what somebody says, and what it takes is about the same each time.
+    pub(super) scripted: bool,
     /// Some of those that crash have lost their disk.
     pub(super) loses_disks: bool,
     /// Disks take their time now and then, and fail.
@@ -214,6 +229,13 @@ enum Event {
     MendDisk {
         broker: usize,
     },
+    /// A neighbour says what time it is there.
+    Clock {
+        link: usize,
+        generation: u64,
+        end: usize,
+        unix_ms: u64,
+    },
     /// A client does something.
     Act {
         client: usize,
@@ -257,6 +279,12 @@ enum Event {
         body: Vec<u8>,
     },
     Flip {
+        link: usize,
+    },
+    Cut {
+        link: usize,
+    },
+    Mend {
         link: usize,
     },
     Die {
@@ -414,6 +442,12 @@ pub(super) struct Counts {
     pub(super) subacks_early: u64,
     /// Messages of share groups that were picked again.
     pub(super) picked_again: u64,
+    /// Blocks that were fetched for a neighbour, as a ring had lost them.
+    pub(super) filled: u64,
+    /// Sessions that went on from their replicas.
+    pub(super) promoted: u64,
+    /// Sessions that ended because another broker had a newer claim.
+    pub(super) yielded: u64,
 }
 
 impl Counts {
@@ -423,6 +457,9 @@ impl Counts {
         self.payloads_lost += counters.payloads_lost.value();
         self.pulled += counters.payloads_received.value();
         self.picked_again += counters.picks_again.value();
+        self.filled += counters.blocks_filled.value();
+        self.promoted += metrics.sessions_promoted.value();
+        self.yielded += metrics.sessions_yielded.value();
         self.dropped += metrics.dropped_qos0.value() + metrics.dropped_queue_full.value();
         self.subacks_early += broker.replication.interest().echoes().map_or(0, |echoes| echoes.missed.value());
     }
@@ -441,6 +478,10 @@ pub(super) struct World {
     has_disk: Vec<bool>,
     disks: Vec<Disk>,
     is_failing: Vec<bool>,
+    /// Blocks of each broker's rings.
+    rings: Vec<usize>,
+    /// The disk takes nothing, and does not say so.
+    stands: Vec<bool>,
     clients: Vec<Client>,
     /// Whose session was lost with its broker.
     bereft: BTreeSet<usize>,
@@ -451,6 +492,8 @@ pub(super) struct World {
     now: Instant,
     /// When there was a fault last.
     fault_at: Instant,
+    /// The mesh is in two parts, or was a moment ago.
+    is_parted: bool,
     queue: BinaryHeap<Reverse<(Instant, u64)>>,
     scheduled: BTreeMap<u64, Event>,
     order: u64,
@@ -468,17 +511,36 @@ const CALM: Duration = Duration::from_secs(5);
 
 impl World {
     /// Brokers, all up, linked each with each, and their clients.
-    #[expect(clippy::disallowed_methods, reason = "virtual time has to begin somewhere; no later reading is taken")]
     pub(super) fn new(seed: u64, plan: Plan) -> Self {
+        let count = plan.brokers;
+        let links = (0..count).flat_map(|b| (0..b).map(move |a| [a, b]));
+        let homes = (0..count * plan.clients).map(|number| (number % count, number >= count && number.is_multiple_of(3)));
+        let mut world = Self::build(seed, plan, links, homes);
+        say!(world, "{plan:?}, disks {:?}", world.has_disk);
+        for broker in 0..count {
+            world.start(broker);
+        }
+        for link in 0..world.links.len() {
+            world.within(50_000, Event::Flip { link });
+        }
+        for client in 0..world.clients.len() {
+            world.within(400_000, Event::Connect { client });
+        }
+        world
+    }
+
+    /// Brokers, all down, and clients: where they are at home, and whether their sessions end with their connections.
+    #[expect(clippy::disallowed_methods, reason = "virtual time has to begin somewhere; no later reading is taken")]
+    fn build(seed: u64, plan: Plan, links: impl Iterator<Item = [usize; 2]>, clients: impl Iterator<Item = (usize, bool)>) -> Self {
         let begin = Instant::now();
         let count = plan.brokers;
         let mut rng = SmallRng::seed_from_u64(seed);
-        let links = (0..count).flat_map(|b| (0..b).map(move |a| [a, b]));
         let claim =
             |id: usize| RootClaim { priority: 32_768, capacity: 10, id: BrokerId(id as u64 + 1), incarnation: Incarnation(0) };
-        let client = |number: usize| Client::new(number, number % count, number >= count && number.is_multiple_of(3));
+        let client = |(number, (home, is_passing))| Client::new(number, home, is_passing);
+        let clients: Vec<_> = clients.enumerate().map(client).collect();
         let mut world = Self {
-            account: Account::new(count * plan.clients),
+            account: Account::new(clients.len()),
             events: 0,
             sent: 0,
             counts: Counts::default(),
@@ -488,7 +550,9 @@ impl World {
             has_disk: (0..count).map(|_| rng.random_range(0..10) < plan.disks_of_ten).collect(),
             disks: (0..count).map(|_| Disk::default()).collect(),
             is_failing: vec![false; count],
-            clients: (0..count * plan.clients).map(client).collect(),
+            rings: vec![plan.ring_blocks; count],
+            stands: vec![false; count],
+            clients,
             bereft: BTreeSet::new(),
             links: links.map(|ends| Link { ends, generation: None, deaf: None, arrivals: BTreeMap::new() }).collect(),
             claims: (0..count).map(claim).collect(),
@@ -496,6 +560,7 @@ impl World {
             begin,
             now: begin,
             fault_at: begin,
+            is_parted: false,
             queue: BinaryHeap::new(),
             scheduled: BTreeMap::new(),
             order: 0,
@@ -509,16 +574,6 @@ impl World {
             rng,
         };
         world.account.wanders = plan.wanders;
-        say!(world, "{plan:?}, disks {:?}", world.has_disk);
-        for broker in 0..count {
-            world.start(broker);
-        }
-        for link in 0..world.links.len() {
-            world.within(50_000, Event::Flip { link });
-        }
-        for client in 0..world.clients.len() {
-            world.within(400_000, Event::Connect { client });
-        }
         world
     }
 
@@ -592,6 +647,10 @@ impl World {
             assert_eq!(members.len(), self.brokers.len() - 1, "members known to broker {number}: {members:?}");
             assert!(members.iter().all(|(_, is_known)| *is_known), "not all is known to broker {number}: {members:?}");
         }
+        // Wherever clients were, and whatever was cut: each has one session.
+        let sessions = |broker: &Broker| broker.router.metrics().sessions.value();
+        let kept: Vec<_> = self.brokers.iter().flatten().map(sessions).collect();
+        assert_eq!(kept.iter().sum::<i64>(), self.clients.len() as i64, "sessions at the brokers: {kept:?}");
         // What somebody wants is what all others have been told.
         let filters: BTreeSet<String> =
             ["#".to_owned(), "topic/#".to_owned()].into_iter().chain((0..TOPICS).map(topic_name)).collect();
@@ -605,7 +664,7 @@ impl World {
                 let wanted: BTreeSet<_> = wanted.map(|other| self.claims[other].id).collect();
                 // A session's filters stay behind where its new broker has crashed before all knew what it wants.
                 // And a replica wants what its session wants.
-                let may_be_more = self.plan.deaths > 0 || (self.plan.wanders && self.plan.faults > 0);
+                let may_be_more = self.plan.deaths > 0 || self.plan.replicas || (self.plan.wanders && self.plan.faults > 0);
                 let is_as_it_should = told == wanted || (may_be_more && told.is_superset(&wanted));
                 assert!(is_as_it_should, "{filter} at broker {number}: {told:?}, and it is {wanted:?}");
             }
@@ -624,6 +683,11 @@ impl World {
             self.run_woken();
         }
         self.now = until;
+    }
+
+    /// What happens now and then, but in no script.
+    fn chance(&mut self, share: f64) -> bool {
+        !self.plan.scripted && self.rng.random_bool(share)
     }
 
     fn within(&mut self, span_us: u64, event: Event) {
@@ -654,8 +718,9 @@ impl World {
         let letters = std::mem::take(&mut *self.letters.lock().unwrap());
         for (from, to, body) in letters {
             // One is lost, one comes twice.
-            for _ in 0..[1, 1, 1, 1, 1, 1, 1, 1, 0, 2][self.rng.random_range(0..10)] {
-                let slow_us = if self.rng.random_bool(0.1) { 300_000 } else { 5_000 };
+            let copies = if self.plan.scripted { 1 } else { [1, 1, 1, 1, 1, 1, 1, 1, 0, 2][self.rng.random_range(0..10)] };
+            for _ in 0..copies {
+                let slow_us = if self.chance(0.1) { 300_000 } else { 5_000 };
                 self.within(slow_us, Event::Letter { from, to, body: body.clone() });
             }
         }
@@ -718,6 +783,7 @@ impl World {
                 self.within(2_000_000, Event::MendDisk { broker });
             }
             Event::MendDisk { broker } => self.is_failing[broker] = false,
+            Event::Clock { link, generation, end, unix_ms } => self.hear_clock(link, generation, end, unix_ms),
             Event::Act { client } => self.act(client),
             Event::Publish { client } => {
                 let mut out = Vec::new();
@@ -737,6 +803,14 @@ impl World {
             Event::Letter { from, to, body } => self.letter(from, to, &body),
             Event::Flip { link } if self.links[link].generation.is_some() => self.cut(link),
             Event::Flip { link } => self.up(link),
+            Event::Cut { link } => self.cut(link),
+            Event::Mend { link } => {
+                // Where one end hears nothing as yet the other has noticed.
+                if self.links[link].deaf.is_some() {
+                    self.down(link);
+                }
+                self.up(link);
+            }
             Event::Die { link, generation } => {
                 if self.links[link].generation == Some(generation) {
                     self.down(link);
