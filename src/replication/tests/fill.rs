@@ -1,6 +1,8 @@
 //! What a neighbour lacks and our ring no longer has, while others' rings do.
 
 use super::super::fill::{Fills, Place};
+use super::super::lane::Arrived;
+use super::super::ring::Read;
 use super::pull::open;
 use super::*;
 use crate::limits::{FILL_BYTES, FILL_PATIENCE, FILLS_AT_ONCE, FILLS_MAX, PULL_REPEAT};
@@ -270,6 +272,40 @@ fn whoever_is_silent_is_not_asked_again_before_others() {
     }
     line.flow_down(1, soon);
     assert_eq!(line.last().got(), numbers(0..20));
+}
+
+/// A lane writer may come upon a block as soon as it is in the ring, and what it passes over it has to find again.
+#[test]
+fn what_a_cursor_passes_over_is_found_again() {
+    const BLOCKS: u64 = 30_000;
+    let now = start();
+    let broker = Broker::with(1, now, |config| config.ring_blocks = 1_024);
+    let lane = broker.replication.lanes.last().unwrap();
+    let stream = &lane.stream((BrokerId(2), LogId(1)), now, Duration::ZERO).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for id in 1..=BLOCKS {
+                let _turn = stream.turn.lock();
+                if id % 2 == 0 {
+                    lane.append(&Arrived { stream, first: id, last: id, hops: 1, age_ms: 0, body: b"b", from: 1 }, now);
+                } else {
+                    lane.skip_to(stream, id, now);
+                }
+            }
+        });
+        let mut position = 1;
+        while position <= BLOCKS {
+            match lane.ring.read(position) {
+                Read::Block(block) => {
+                    let is_found = lane.next_block(stream, block.last - 1).is_some_and(|found| found.position == position);
+                    assert!(is_found || stream.floor() >= block.last, "at {position}");
+                    position += 1;
+                }
+                Read::NotYet => std::hint::spin_loop(),
+                Read::Lapped => position = lane.ring.tail(),
+            }
+        }
+    });
 }
 
 #[test]
