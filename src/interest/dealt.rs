@@ -155,6 +155,15 @@ impl Interest {
         known.all().filter(|member| member.is_mute()).map(|member| member.id).collect()
     }
 
+    /// Whether nobody brings this log who is not asked for it: its broker is no member any more, or has another one, and messages reach all members.
+    #[must_use]
+    pub fn is_past(&self, origin: BrokerId, log: LogId) -> bool {
+        let known = self.known.read();
+        let knows_all = known.unknown == 0 && known.all().next().is_some();
+        let reaches_all = known.reach.members.is_some() && known.all().all(|member| known.reach.cost(member.id).is_some());
+        knows_all && reaches_all && known.said(origin).is_none_or(|said| said.log.is_some_and(|its| its != log))
+    }
+
     /// How it stands with a member; none if it is none.
     #[must_use]
     pub fn standing(&self, member: BrokerId) -> Option<Standing> {

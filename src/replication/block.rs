@@ -145,7 +145,7 @@ impl Stream {
         self.held_from.store(sequence.unwrap_or(0), Ordering::Release);
     }
 
-    /// A block came from the port of this number and is at this position. What the ring has before `tail` is forgotten. To be called under `turn`.
+    /// A block came from the port of this number and is about to be at this position. What the ring has before `tail` is forgotten. To be called under `turn`.
     pub(super) fn appended(&self, (last, position): (u64, u64), upstream: u64, tail: u64) {
         self.upstream.store(upstream, Ordering::Relaxed);
         self.placed((last, position), tail);

@@ -292,11 +292,12 @@ impl Lane {
         let Arrived { stream, first, last, hops, age_ms, body, from } = *arrived;
         let content = Content::Messages(Bytes::copy_from_slice(body));
         let (stream, position, safe) = (Arc::clone(stream), self.claim(), Safe::Now);
+        // Before it is in the ring: what a cursor passes over has to be found again.
+        if self.reliable {
+            stream.appended((last, position), from, self.ring.tail());
+        }
         let block = Arc::new(Block { stream, position, first, last, hops, age_ms, appended_at: now, safe, content });
         self.ring.publish(Arc::clone(&block));
-        if self.reliable {
-            arrived.stream.appended((last, position), from, self.ring.tail());
-        }
         arrived.stream.set_cover(last);
         block
     }
@@ -340,8 +341,8 @@ impl Lane {
         if self.reliable {
             let (stream, position, safe) = (Arc::clone(known), self.claim(), Safe::Now);
             let content = Content::Lost;
-            self.ring.publish(Block { stream, position, first: to, last: to, hops: 0, age_ms: 0, appended_at: now, safe, content });
             known.placed((to, position), self.ring.tail());
+            self.ring.publish(Block { stream, position, first: to, last: to, hops: 0, age_ms: 0, appended_at: now, safe, content });
         }
         known.set_cover(to);
     }

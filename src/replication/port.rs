@@ -157,6 +157,8 @@ struct Sender {
     answers: Answers,
     /// Ranges that the far side is to be given and the ring may not have.
     fills: Fills,
+    /// The ring came before those the last time.
+    ring_is_first: bool,
     /// Ranges that the far side is to be asked for, likewise.
     fill_questions: Vec<Ask>,
     outgoing: Outgoing,
@@ -476,8 +478,9 @@ impl PortLane {
         }
     }
 
-    fn place(&self) -> Place {
-        Place { port: self.number, reached: self.cursor.position(), age_ms_max: self.replication.ring_age_ms() }
+    fn place(&self) -> Place<'_> {
+        let (reached, age_ms_max) = (self.cursor.position(), self.replication.ring_age_ms());
+        Place { port: self.number, reached, age_ms_max, interest: &self.replication.interest }
     }
 
     pub(super) fn replication(&self) -> &Arc<Replication> {
@@ -541,6 +544,7 @@ impl PortLane {
         // An alias stays as long as the stream; what was known belonged to the last agreement.
         far.retain(|_, far| far.alias.is_some());
         far.values_mut().for_each(|far| far.known = 0);
+        let mine_is_new = mine.new;
         let taken_over = if theirs.new && !mine.new && !lane.reliable { &mine.covers[..] } else { &[] };
         for cover in taken_over.iter().chain(&theirs.covers) {
             far.entry((cover.origin, cover.log)).or_default().known = cover.cover;
@@ -548,8 +552,9 @@ impl PortLane {
         self.cursor.rewind(&lane.ring);
         self.cursor.set_live(true);
         (sender.started, sender.sent_until) = (true, None);
-        let is_new = sender.theirs.as_ref().is_some_and(|theirs| theirs.new);
-        sender.tell_floors(self, lane, !is_new, now);
+        // Those who are new have everything of each other.
+        let is_owed = mine_is_new || sender.theirs.as_ref().is_some_and(|theirs| !theirs.new);
+        sender.tell_floors(self, lane, is_owed, now);
     }
 }
 
@@ -604,12 +609,30 @@ impl Sender {
             let alias = self.alias(ask.key);
             lane::put_fill(&mut self.outgoing.tail, alias, (ask.from, ask.to), ask.bytes_max);
         }
+        // In turn: neither waits until all of the other is through. What is our own and not in the ring comes before the cursor goes on.
+        self.ring_is_first = !self.ring_is_first && !self.fills.is_empty() && !self.fills.holds(lane.own.key());
+        if self.ring_is_first {
+            let encoded = self.follow(port, lane, now, goal_bytes);
+            self.fill_in(port, lane, now, goal_bytes);
+            encoded
+        } else {
+            self.fill_in(port, lane, now, goal_bytes);
+            self.follow(port, lane, now, goal_bytes)
+        }
+    }
+
+    /// What the far side lacks and asks for.
+    fn fill_in(&mut self, port: &PortLane, lane: &Lane, now: Instant, goal_bytes: usize) {
         while self.outgoing.len() < goal_bytes
             && !self.fills.is_empty()
             && let Some(next) = self.fills.next(lane, port.place(), now)
         {
             self.put_fill(port, lane, &next, now);
         }
+    }
+
+    /// What the ring has.
+    fn follow(&mut self, port: &PortLane, lane: &Lane, now: Instant, goal_bytes: usize) -> Encoded {
         let mut skipped = 0;
         while self.outgoing.len() < goal_bytes {
             if let Some(block) = lane.log.as_ref().and_then(|log| self.deferred.next(log)) {
@@ -641,8 +664,9 @@ impl Sender {
                     }
                     // Whoever was new when it opened is owed what came since.
                     self.tell_floors(port, lane, true, now);
-                    // What is our own and not in the ring comes at once, and before the cursor goes on: what is not safe on the disk is kept back there.
-                    if self.fills.holds(lane.own.key()) {
+                    // That is looked after at once. What is our own and not in the ring comes before the cursor goes on: what is not safe on the disk is kept
+                    // back there.
+                    if !self.fills.is_empty() {
                         return Encoded::MoreLater;
                     }
                 }
@@ -722,7 +746,6 @@ impl Sender {
 
     /// Tells the far side what it lacks and the ring no longer has, unless it is owed that and others may have it.
     fn tell_floors(&mut self, port: &PortLane, lane: &Lane, is_owed: bool, now: Instant) {
-        let is_owed = lane.reliable && is_owed;
         let age_ms_max = port.replication.ring_age_ms();
         lane.for_each_stream(|stream| {
             let (key, floor) = (stream.key(), stream.floor());
@@ -732,6 +755,8 @@ impl Sender {
             }
             let known = self.far.get(&key).map_or(0, |far| far.known);
             let may_be_had = key != lane.own.key() || lane.has_former_beyond(known);
+            // Who has named a cover has begun with it.
+            let is_owed = lane.reliable && (is_owed || known > 0);
             if floor > known && is_owed && may_be_had && stream.floor_age_ms(now) <= age_ms_max {
                 self.fills.lack(key, known);
             } else if floor > known && !self.fills.holds(key) {

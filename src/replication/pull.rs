@@ -293,13 +293,13 @@ impl Lane {
         }
     }
 
-    /// The port, other than `except`, that is asked for a range of `stream`: where that comes from, and if there is no answer the others in turn.
-    pub(super) fn whom_to_ask(&self, stream: &Stream, except: u64, attempts: usize) -> Option<u64> {
+    /// The ports, other than `except`, that can be asked for a range of `stream`: first the one that `answered` last, then the one where it comes from.
+    pub(super) fn whom_to_ask(&self, stream: &Stream, except: u64, answered: u64) -> Vec<u64> {
         let ports = self.pulls.ports();
         let mut open: Vec<_> = ports.iter().filter(|port| port.is_open()).map(|port| port.number()).collect();
         open.retain(|number| *number != except);
-        open.sort_by_key(|number| *number != stream.upstream());
-        open.get(attempts % open.len().max(1)).copied()
+        open.sort_by_key(|number| (*number != answered, *number != stream.upstream()));
+        open
     }
 
     /// Asks for ranges that a port's far side lacks.
