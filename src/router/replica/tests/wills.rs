@@ -97,6 +97,8 @@ fn of_a_client_that_has_left_the_delay_counts_from_then() {
     assert_eq!(kept.published(), 1);
 }
 
+type Happening<'a> = &'a dyn Fn(&mut Kept, &str);
+
 #[test]
 fn no_will_goes_out_whose_client_has_come_to_any_broker_or_that_is_void() {
     let elsewhere = |kept: &mut Kept, client_id: &str| {
@@ -122,7 +124,7 @@ fn no_will_goes_out_whose_client_has_come_to_any_broker_or_that_is_void() {
         kept.rig.router.claims.changed(OTHER, &[(Key::Replica, Some(Value::Replica(THIRD)))]);
     };
     let nothing = |_: &mut Kept, _: &str| {};
-    let cases: [(&str, &dyn Fn(&mut Kept, &str), u64); 8] = [
+    let cases: [(&str, Happening<'_>, u64); 8] = [
         ("it has come elsewhere", &elsewhere, 0),
         ("it has come here", &here, 0),
         ("it has come elsewhere, and has left", &left_again, 0),
