@@ -618,7 +618,7 @@ fn two_brokers_bridged_to_mosquitto_carry_each_message_once_through_a_kill_of_ei
     out.1.subscribe(address);
     back.1.subscribe(at_c);
     for publisher in [&mut out.0, &mut back.0] {
-        (publisher.end, publisher.pause) = (0, Duration::from_millis(20));
+        (publisher.end, publisher.pause) = (0, Duration::from_millis(1));
         // More Mosquitto does not take at once.
         publisher.window = 20;
     }

@@ -94,7 +94,7 @@ pub struct Publisher {
     pub next: u64,
     /// It publishes those below this number.
     pub end: u64,
-    /// After each burst.
+    /// Before each look at what has come, one packet at a time.
     pub pause: Duration,
     /// Messages that it has open at once.
     pub window: usize,
