@@ -440,8 +440,6 @@ pub(super) struct Counts {
     pub(super) pulled: u64,
     pub(super) dropped: u64,
     pub(super) subacks_early: u64,
-    /// Messages of share groups that were picked again.
-    pub(super) picked_again: u64,
     /// Blocks that were fetched for a neighbour, as a ring had lost them.
     pub(super) filled: u64,
     /// Sessions that went on from their replicas.
@@ -456,7 +454,6 @@ impl Counts {
         self.gaps += counters.gaps_received.value();
         self.payloads_lost += counters.payloads_lost.value();
         self.pulled += counters.payloads_received.value();
-        self.picked_again += counters.picks_again.value();
         self.filled += counters.blocks_filled.value();
         self.promoted += metrics.sessions_promoted.value();
         self.yielded += metrics.sessions_yielded.value();
