@@ -100,6 +100,8 @@ struct Peer {
     answered_at: Instant,
     /// Since when there is nothing without a replica.
     whole_at: Option<Instant>,
+    /// Copying has come to an end once, whatever has to be copied anew since.
+    is_copied: bool,
     /// The register does not name it yet: it does when it holds all up to this change, and knows this stream.
     named_from: Option<u64>,
     /// Something was told in the last turn.
@@ -197,6 +199,7 @@ impl Owner {
         peer.name_when_due(turn, journal);
         let is_whole = peer.unguarded.is_empty() && peer.untold.is_empty();
         peer.whole_at = peer.whole_at.filter(|_| is_whole).or_else(|| is_whole.then_some(turn.now));
+        peer.is_copied |= is_whole;
         turn.router.orphans.set_untold(peer.untold_wills());
         match () {
             () if peer.paused_at.is_some_and(|since| turn.since(since) >= PAUSED_MAX) => self.give_up(turn, "it does not answer"),
@@ -256,6 +259,7 @@ impl Owner {
             progress_at: turn.now,
             answered_at: turn.now,
             whole_at: None,
+            is_copied: false,
             named_from: Some(0),
             is_talking: false,
             asked_at: turn.now,
@@ -313,7 +317,7 @@ impl Owner {
         let is_proven = peer.whole_at.is_some_and(|at| turn.since(at) >= PROVEN);
         self.failures = if is_proven { 1 } else { self.failures.saturating_add(1) };
         let wait = RETRY_LEAST.saturating_mul(1 << self.failures.min(10).saturating_sub(1)).min(RETRY_MOST);
-        let copying = Some(turn.since(peer.since)).filter(|time| peer.whole_at.is_none() && *time >= COPYING).unwrap_or_default();
+        let copying = Some(turn.since(peer.since)).filter(|time| !peer.is_copied && *time >= COPYING).unwrap_or_default();
         self.retry_at = Some(turn.now + wait.max(copying.saturating_mul(COPYING_TIMES).min(RETRY_COPYING_MOST)));
         self.failed.insert(peer.broker, turn.now);
         let metrics = &turn.router.metrics;

@@ -597,6 +597,28 @@ fn who_is_not_back_after_some_seconds_is_given_up() {
     assert_eq!(owned.given_up(), 1);
 }
 
+/// That one session is to be copied anew says nothing of how long copying takes.
+#[test]
+fn who_is_given_up_while_one_session_has_no_replica_is_replaced_soon() {
+    let (mut owned, connection) = Owned::guarded("c");
+    for _ in 0..200 {
+        owned.turn(Duration::from_millis(100));
+        owned.answer(owned.last);
+    }
+    owned.rig.subscribe(&connection, "u");
+    owned.rig.lose(OTHER);
+    for _ in 0..60 {
+        owned.turn(Duration::from_millis(100));
+    }
+    assert_eq!(owned.given_up(), 1);
+    owned.rig.find();
+    let given_up = owned.stream;
+    for _ in 0..20 {
+        owned.turn(Duration::from_millis(100));
+    }
+    assert!(owned.stream > given_up, "another stream begins");
+}
+
 #[test]
 fn a_session_expires_so_long_after_its_client_left_wherever_it_is() {
     let hour = Duration::from_secs(3_600);
