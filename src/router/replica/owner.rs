@@ -102,6 +102,8 @@ struct Peer {
     whole_at: Option<Instant>,
     /// Copying has come to an end once, whatever has to be copied anew since.
     is_copied: bool,
+    /// Nothing was without a replica for [`PROVEN`], once.
+    is_proven: bool,
     /// The register does not name it yet: it does when it holds all up to this change, and knows this stream.
     named_from: Option<u64>,
     /// Something was told in the last turn.
@@ -200,6 +202,7 @@ impl Owner {
         let is_whole = peer.unguarded.is_empty() && peer.untold.is_empty();
         peer.whole_at = peer.whole_at.filter(|_| is_whole).or_else(|| is_whole.then_some(turn.now));
         peer.is_copied |= is_whole;
+        peer.is_proven |= peer.whole_at.is_some_and(|at| turn.since(at) >= PROVEN);
         turn.router.orphans.set_untold(peer.untold_wills());
         match () {
             () if peer.paused_at.is_some_and(|since| turn.since(since) >= PAUSED_MAX) => self.give_up(turn, "it does not answer"),
@@ -260,6 +263,7 @@ impl Owner {
             answered_at: turn.now,
             whole_at: None,
             is_copied: false,
+            is_proven: false,
             named_from: Some(0),
             is_talking: false,
             asked_at: turn.now,
@@ -314,8 +318,7 @@ impl Owner {
         if let Some(registers) = turn.router.registers() {
             registers.own().tell_replica(None);
         }
-        let is_proven = peer.whole_at.is_some_and(|at| turn.since(at) >= PROVEN);
-        self.failures = if is_proven { 1 } else { self.failures.saturating_add(1) };
+        self.failures = if peer.is_proven { 1 } else { self.failures.saturating_add(1) };
         let wait = RETRY_LEAST.saturating_mul(1 << self.failures.min(10).saturating_sub(1)).min(RETRY_MOST);
         let copying = Some(turn.since(peer.since)).filter(|time| !peer.is_copied && *time >= COPYING).unwrap_or_default();
         self.retry_at = Some(turn.now + wait.max(copying.saturating_mul(COPYING_TIMES).min(RETRY_COPYING_MOST)));
