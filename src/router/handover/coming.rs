@@ -420,7 +420,7 @@ impl Machine {
         let own = turn.own;
         let Some((client_id, coming)) = self.coming_of(line, turn.now) else { return self.declined(line, why, turn.now) };
         let client_id = Arc::clone(client_id);
-        let (is_head, may_follow) = (matches!(coming.stage, Stage::Head(_)), coming.hops < HOPS_MAX);
+        let (is_head, may_follow, lost) = (matches!(coming.stage, Stage::Head(_)), coming.hops < HOPS_MAX, coming.lost);
         // All of it is here: no more is wanted of the old broker.
         if why == Why::Wait || coming.waits_for_us() {
             return;
@@ -429,8 +429,17 @@ impl Machine {
         let returned = coming.lost.filter(|lost| is_head && *lost != line.0 && turn.post.lost_since(*lost).is_none());
         // By what the other claims it is there, but this broker knows better.
         let went_to = turn.router.handover.went_to(&client_id).filter(|to| is_head && may_follow && ![own, line.0].contains(to));
+        // There it was asked for in vain: whoever has no replica knows no better place.
+        let went_to = went_to.filter(|to| lost != Some(*to));
         match why {
-            Why::MovedTo(other) if is_head && other != own && may_follow => {
+            Why::MovedTo(other) if is_head && lost == Some(other) && returned.is_none() => {
+                self.begin_anew(turn, &client_id);
+            }
+            // Who can be reached from there, but not from here, has it: the client should try elsewhere.
+            Why::ReplicaOf(other) if lost == Some(other) && returned.is_none() => {
+                self.stop_coming(turn, &client_id, Verdict::Refused);
+            }
+            Why::MovedTo(other) | Why::ReplicaOf(other) if is_head && other != own && may_follow => {
                 coming.follow(turn, &client_id, other);
             }
             Why::Newer(stamp) if self.claim_later(turn, &client_id, stamp) => {
@@ -441,6 +450,7 @@ impl Machine {
                 let (Some(coming), Some(other)) = (self.coming.get_mut(&client_id), returned.or(went_to)) else { return };
                 coming.follow(turn, &client_id, other);
             }
+            Why::NotHere if is_head && lost.is_some() => self.begin_anew(turn, &client_id),
             Why::NotHere if is_head => self.stop_coming(turn, &client_id, Verdict::Proceed),
             _ => self.stop_coming(turn, &client_id, Verdict::Refused),
         }
@@ -527,11 +537,18 @@ impl Machine {
         lost.into_iter().for_each(|client_id| given_up.extend(self.ask_replica(turn, client_id)));
         for (client_id, verdict) in given_up {
             if verdict == Verdict::Proceed {
-                turn.router.metrics.sessions_unreachable.add(1);
-                tracing::warn!(client = ?client_id, "the broker that has a session cannot be reached: it begins anew");
+                self.begin_anew(turn, &client_id);
+            } else {
+                self.stop_coming(turn, &client_id, verdict);
             }
-            self.stop_coming(turn, &client_id, verdict);
         }
+    }
+
+    /// The broker that has the session cannot be reached, and there is no replica.
+    fn begin_anew(&mut self, turn: &mut Turn<'_>, client_id: &Arc<str>) {
+        turn.router.metrics.sessions_unreachable.add(1);
+        tracing::warn!(client = ?client_id, "the broker that has a session cannot be reached: it begins anew");
+        self.stop_coming(turn, client_id, Verdict::Proceed);
     }
 
     /// The broker that has the session cannot be reached: perhaps there is a replica. If not, the session begins anew.

@@ -119,7 +119,7 @@ impl Machine {
             Err(Why::NotHere) => {
                 match self.replicas.promote(turn, &client_id, stamp, false) {
                     Promotion::Done | Promotion::Wait => return turn.write(to, id, &Word::No(Why::Wait)),
-                    Promotion::Reached(of) => return turn.write(to, id, &Word::No(Why::MovedTo(of))),
+                    Promotion::Reached(of) => return turn.write(to, id, &Word::No(Why::ReplicaOf(of))),
                     Promotion::Newer(claimed) => return turn.write(to, id, &Word::No(Why::Newer(claimed))),
                     Promotion::NotHere => {}
                 }

@@ -40,6 +40,8 @@ pub(super) enum Why {
     Cancelled,
     /// Its client was here later: it has claimed it with this stamp.
     Newer(u64),
+    /// It has a replica of it, and that broker, which has the session, can be reached from here.
+    ReplicaOf(BrokerId),
 }
 
 /// What the new broker has of a session.
@@ -159,6 +161,7 @@ impl<'a> Word<'a> {
                     Why::Wait => (2, 0),
                     Why::Cancelled => (3, 0),
                     Why::Newer(stamp) => (4, *stamp),
+                    Why::ReplicaOf(broker) => (5, broker.0),
                 };
                 out.push(kind);
                 out.extend_from_slice(&number.to_be_bytes());
@@ -214,6 +217,7 @@ impl<'a> Word<'a> {
                     2 => Why::Wait,
                     3 => Why::Cancelled,
                     4 => Why::Newer(number),
+                    5 => Why::ReplicaOf(BrokerId(number)),
                     other => return Err(FrameError::Value { field: "reason", value: other.into() }),
                 })
             }
@@ -322,6 +326,7 @@ mod tests {
             Word::No(Why::Wait),
             Word::No(Why::Cancelled),
             Word::No(Why::Newer(u64::MAX)),
+            Word::No(Why::ReplicaOf(BrokerId(4))),
             Word::Cancel,
             Word::Status { stamp: 5, client_id: "" },
             Word::Offer { stamp: 5, client_id },
