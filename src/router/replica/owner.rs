@@ -437,6 +437,7 @@ impl Peer {
         {
             self.named_from = None;
             Self::name(turn, Some(self.broker));
+            turn.router.metrics.sessions_unreplicated.set(self.without() as i64);
         }
     }
 
@@ -491,9 +492,9 @@ impl Peer {
         }
     }
 
-    /// Sessions that have no replica at present.
+    /// Sessions that have no replica at present from which they could go on.
     fn without(&self) -> usize {
-        if self.paused_at.is_some() {
+        if self.paused_at.is_some() || self.named_from.is_some() {
             return self.sessions.len();
         }
         self.unguarded.len() + self.untold.iter().map(|(_, count)| count).sum::<usize>()
