@@ -277,7 +277,7 @@ fn replicated_sessions_go_on_where_their_brokers_die() {
 
 #[test]
 fn replicated_sessions_go_on_where_links_are_cut_while_brokers_die() {
-    runs(8, REPLICATED_CUT);
+    runs(6, REPLICATED_CUT);
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn replicated_sessions_outlast_parted_meshes() {
 
 #[test]
 fn everything_at_once() {
-    runs(12, EVERYTHING);
+    runs(6, EVERYTHING);
 }
 
 /// Seed 10 loses a message in some of its runs, which is not traced yet; seed 5 with replicas as well.
@@ -300,7 +300,7 @@ fn everything_at_once_with_share_groups() {
 
 #[test]
 fn everything_at_once_with_replicas() {
-    runs(12, EVERYTHING_REPLICATED);
+    runs(6, EVERYTHING_REPLICATED);
 }
 
 /// These once lost messages, and gave some twice: of two brokers with a session one knew from its disk only what the other had not.
