@@ -556,7 +556,7 @@ impl Machine {
         let coming = self.coming.get_mut(&client_id)?;
         let peer = coming.line.peer;
         match coming.lost {
-            // The one with its replicas has said that it can be reached.
+            // It was back for a moment, and is lost once more.
             Some(lost) if lost == peer => return Some((client_id, Verdict::Refused)),
             Some(_) => return Some((client_id, Verdict::Proceed)),
             None => {}
